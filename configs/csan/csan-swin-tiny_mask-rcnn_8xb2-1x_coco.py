@@ -1,0 +1,11 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_swin_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/coco_8xb2-1x_adamw.py', '../_base_/runtime_det.py'
+]
+model = dict(
+    backbone=dict(
+        attention='CSaN',
+        init_cfg=dict(
+            type='mmcsan.PretrainedClassifier',
+            checkpoint='csan-swin-tiny_in1k.pth')))

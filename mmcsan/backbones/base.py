@@ -1,0 +1,218 @@
+"""What every backbone shares: freezing, modes, output norms, arguments."""
+import logging
+from abc import ABCMeta, abstractmethod
+from typing import List, Optional, Sequence, Tuple, Union
+
+import torch.nn as nn
+from mmengine.logging import print_log
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mmcsan.attentions import BaseAttention
+
+
+def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
+                 prefix: str) -> dict:
+    """Settings of an architecture given by name or as a dict.
+
+    Args:
+        arch (str | dict): A name of ``zoo``, with or without ``prefix``, or a
+            dict with exactly ``keys``.
+        zoo (dict[str, dict]): The known architectures.
+        keys (Sequence[str]): What an architecture consists of.
+        prefix (str): Family name that may be left out, such as ``'swin-'``.
+
+    Returns:
+        dict: The settings.
+
+    Raises:
+        KeyError: If the name is unknown; lists the known ones.
+        ValueError: If a dict lacks a key or has one too many.
+    """
+    if isinstance(arch, str):
+        name = arch.lower()
+        for candidate in (name, prefix + name):
+            if candidate in zoo:
+                return dict(zoo[candidate])
+        raise KeyError(f'arch={arch!r} is unknown. Known: {", ".join(zoo)}; '
+                       f'or give a dict with {", ".join(keys)}')
+    if not isinstance(arch, dict):
+        raise TypeError(f'arch must be a name or a dict, but got {arch!r}')
+    missing = [key for key in keys if key not in arch]
+    unknown = [key for key in arch if key not in keys]
+    if missing or unknown:
+        raise ValueError(f'arch={arch!r} needs exactly the keys '
+                         f'{", ".join(keys)}; missing: {missing}, '
+                         f'unknown: {unknown}')
+    return dict(arch)
+
+
+def per_block(value, depths: Sequence[int], name: str) -> List[list]:
+    """Spread a setting over stages and blocks.
+
+    Args:
+        value: One value for all blocks; or a list with one entry a stage,
+            each a value or a list with one value a block.
+        depths (Sequence[int]): Number of blocks of each stage.
+        name (str): The argument's name, for errors.
+
+    Returns:
+        list[list]: ``result[stage][block]``.
+
+    Raises:
+        ValueError: If a list is as long as neither.
+    """
+    stages = value if isinstance(value, (list, tuple)) else [value] * len(
+        depths)
+    if len(stages) != len(depths):
+        raise ValueError(f'{name}={value!r} has {len(stages)} entries, one '
+                         f'for each of {len(depths)} stages expected')
+    spread = []
+    for index, (stage, depth) in enumerate(zip(stages, depths)):
+        blocks = stage if isinstance(stage, (list, tuple)) else [stage] * depth
+        if len(blocks) != depth:
+            raise ValueError(
+                f'{name}[{index}]={stage!r} has {len(blocks)} entries, one '
+                f'for each of {depth} blocks expected')
+        spread.append(list(blocks))
+    return spread
+
+
+class BaseBackbone(BaseModule, metaclass=ABCMeta):
+    """A backbone of stages that returns a tuple of NCHW maps.
+
+    A subclass sets ``depths`` and ``stage_channels``, builds its modules and
+    ends its constructor with :meth:`freeze`.
+
+    Args:
+        out_indices (Sequence[int]): Stages to return, ascending.
+        num_stages (int): Number of stages.
+        frozen_stages (int): -1 freezes nothing, 0 the stem, k the stem and
+            the first k stages with their output norms.
+        norm_eval (bool): Whether batch norms stay in evaluation mode.
+        with_cp (bool): Whether to recompute blocks in backward to save
+            memory.
+        init_cfg (dict, optional): Initialization config.
+
+    Raises:
+        ValueError: If an index lies outside of the stages.
+    """
+
+    def __init__(self, out_indices: Sequence[int], num_stages: int,
+                 frozen_stages: int, norm_eval: bool, with_cp: bool,
+                 init_cfg: Optional[dict]) -> None:
+        super().__init__(init_cfg)
+        if isinstance(out_indices, int):
+            out_indices = (out_indices, )
+        indices = tuple(
+            index + num_stages if index < 0 else index
+            for index in out_indices)
+        ascending = list(indices) == sorted(set(indices))
+        if not indices or not ascending or not (
+                0 <= indices[0] and indices[-1] < num_stages):
+            raise ValueError(f'out_indices={tuple(out_indices)} must ascend '
+                             f'within the {num_stages} stages 0 to '
+                             f'{num_stages - 1}')
+        if not -1 <= frozen_stages <= num_stages:
+            raise ValueError(f'frozen_stages={frozen_stages} is not within '
+                             f'-1 to {num_stages}')
+        self.out_indices = indices
+        self.num_stages = num_stages
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+        self.with_cp = with_cp
+
+    @property
+    def out_channels(self) -> List[int]:
+        """Channels of each returned map."""
+        return [self.stage_channels[index] for index in self.out_indices]
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the last stage."""
+        return self.stage_channels[-1]
+
+    @abstractmethod
+    def stem_modules(self) -> List[nn.Module]:
+        """Modules in front of the first stage."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """Images (B, C, H, W) to a tuple of maps (B, C_i, H_i, W_i)."""
+
+    def output_norm(self, index: int) -> Optional[nn.Module]:
+        """The norm of the map that stage ``index`` returns, if any."""
+        return getattr(self, f'norm{index}', None)
+
+    def freeze(self) -> None:
+        """Stop gradients and training mode of the frozen stages."""
+        if self.frozen_stages < 0:
+            return
+        frozen = list(self.stem_modules())
+        for index in range(self.frozen_stages):
+            frozen.append(self.stages[index])
+            norm = self.output_norm(index)
+            if norm is not None:
+                frozen.append(norm)
+        for module in frozen:
+            module.eval()
+            for param in module.parameters():
+                param.requires_grad = False
+
+    def train(self, mode: bool = True) -> 'BaseBackbone':
+        """Set the mode; frozen stages and frozen norms stay in evaluation.
+
+        Args:
+            mode (bool): True to train. Defaults to True.
+
+        Returns:
+            BaseBackbone: self.
+        """
+        super().train(mode)
+        self.freeze()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def get_layer_depth(self,
+                        param_name: str,
+                        prefix: str = '') -> Tuple[int, int]:
+        """Depth of a parameter, for layer-wise learning-rate decay.
+
+        Args:
+            param_name (str): Name of the parameter.
+            prefix (str): What stands before the backbone's own names, such as
+                ``'backbone.'``. Defaults to ''.
+
+        Returns:
+            tuple[int, int]: Depth (0 is the stem, what lies outside of the
+            backbone has the greatest) and the number of depths.
+        """
+        num_layers = sum(self.depths) + 2
+        if not param_name.startswith(prefix):
+            return num_layers - 1, num_layers
+        parts = param_name[len(prefix):].split('.')
+        if parts[0] == 'stages':
+            stage = int(parts[1])
+            before = sum(self.depths[:stage])
+            if parts[2] == 'blocks':
+                return before + int(parts[3]) + 1, num_layers
+            # What enters a stage belongs to the block in front of it.
+            return before, num_layers
+        if parts[0].startswith('norm'):
+            return num_layers - 1, num_layers
+        return 0, num_layers
+
+    def attentions(self) -> List[BaseAttention]:
+        """Every attention module, in order of depth."""
+        return [m for m in self.modules() if isinstance(m, BaseAttention)]
+
+    def _log_size(self) -> None:
+        params = sum(p.numel() for p in self.parameters())
+        print_log(
+            f'{type(self).__name__}: {params / 1e6:.3f} M parameters',
+            logger='current',
+            level=logging.DEBUG)

@@ -1,0 +1,391 @@
+"""Swin Transformer with an attention of one's choice in every block.
+
+Not a subclass of mmpretrain's: that one computes masks anew in each forward,
+lets windows see padding, and has no place for an attention that also acts on
+the merged map. Stem, FFN and drop path are mmcv's.
+"""
+from collections import OrderedDict
+from typing import List, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.nn as nn
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
+from mmengine.model import BaseModule, ModuleList
+from mmengine.model.weight_init import trunc_normal_
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from mmcsan.attentions import build_attention
+from mmcsan.registry import MODELS
+from .base import BaseBackbone, per_block, resolve_arch
+from .windows import WindowGrid, pad_map, window_grid
+
+_HEADS = {96: [3, 6, 12, 24], 64: [2, 4, 8, 16], 128: [4, 8, 16, 32]}
+
+
+def _arch(embed_dims: int, depths: List[int]) -> dict:
+    return dict(
+        embed_dims=embed_dims, depths=depths, num_heads=_HEADS[embed_dims])
+
+
+SWIN_ARCHS = {
+    'swin-min': _arch(96, [1, 1, 1, 1]),
+    'swin-micro': _arch(96, [1, 2, 2, 2]),
+    'swin-tiny-slim': _arch(64, [2, 2, 6, 2]),
+    'swin-tiny': _arch(96, [2, 2, 6, 2]),
+    'swin-small': _arch(96, [2, 2, 18, 2]),
+    'swin-base': _arch(128, [2, 2, 18, 2]),
+}
+"""Embedding width, blocks and heads of each stage, by the papers' names."""
+
+Window = Union[int, Tuple[int, int]]
+
+
+class PatchMerging(BaseModule):
+    """Halve a map: join 2x2 neighbours, normalise, project to 2C.
+
+    Not mmcv's, which unfolds (slower, and in another order of channels than
+    the released weights: here (row, column) = (0,0), (1,0), (0,1), (1,1)).
+
+    Args:
+        dim (int): Number of channels C.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, ceil(H / 2), ceil(W / 2), 2C)."""
+        height, width = x.shape[1:3]
+        if height % 2 or width % 2:
+            x = pad_map(x, height % 2, width % 2)
+        x = torch.cat([
+            x[:, row::2, col::2]
+            for row, col in ((0, 0), (1, 0), (0, 1), (1, 1))
+        ], -1)  # (B, H/2, W/2, 4C)
+        return self.reduction(self.norm(x))
+
+
+class SwinBlock(BaseModule):
+    """Attention in windows, then an FFN, each with a residual.
+
+    Args:
+        dim (int): Number of channels.
+        num_heads (int): Number of heads.
+        window (tuple[int, int]): Height and width of the windows.
+        attention (str | dict): The attention.
+        mlp_ratio (float): Hidden width of the FFN in terms of ``dim``.
+        qkv_bias (bool): Whether q, k and v have a bias.
+        drop_rate (float): Dropout rate of both branches.
+        attn_drop_rate (float): Dropout rate of the attention weights.
+        drop_path (float): Stochastic depth rate of the FFN branch; that of
+            the attention branch is the attention's own function of it.
+    """
+
+    def __init__(self, dim: int, num_heads: int, window: Tuple[int, int],
+                 attention: Union[str, dict], mlp_ratio: float, qkv_bias: bool,
+                 drop_rate: float, attn_drop_rate: float,
+                 drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = build_attention(
+            attention,
+            dim=dim,
+            num_heads=num_heads,
+            grid_size=window,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate)
+        self.drop_path = DropPath(
+            self.attn.branch_drop_path(drop_path, 'window'))
+        self.norm2 = nn.LayerNorm(dim)
+        self.ffn = FFN(
+            dim,
+            int(dim * mlp_ratio),
+            act_cfg=dict(type='GELU'),
+            ffn_drop=drop_rate,
+            dropout_layer=dict(type='DropPath', drop_prob=drop_path))
+
+    def forward(self, x: Tensor, grid: WindowGrid) -> Tensor:
+        """(B, H, W, C) to the same shape.
+
+        Args:
+            x (Tensor): The map.
+            grid (WindowGrid): The windows of maps of its size.
+        """
+        out = self.attn(grid.split(self.norm1(x)), grid.layout)
+        out = self.attn.forward_map(grid.merge(out), grid.layout)
+        x = x + self.drop_path(grid.restore(out))
+        return self.ffn(self.norm2(x), identity=x)
+
+
+class SwinStage(BaseModule):
+    """Patch merging (but in the first stage), then blocks; odd ones shift.
+
+    Args:
+        dim (int): Number of channels after merging.
+        window (tuple[int, int]): Height and width of the windows.
+        blocks (list[dict]): Arguments of each :class:`SwinBlock`.
+        downsample (bool): Whether to merge patches first.
+        with_cp (bool): Whether to recompute blocks in backward.
+    """
+
+    max_cached = 8
+    """Map sizes whose windows are kept; multi-scale training sees many."""
+
+    def __init__(self, dim: int, window: Tuple[int, int], blocks: List[dict],
+                 downsample: bool, with_cp: bool) -> None:
+        super().__init__()
+        self.window = window
+        self.with_cp = with_cp
+        self.downsample = PatchMerging(dim // 2) if downsample else None
+        self.blocks = ModuleList(
+            SwinBlock(dim=dim, window=window, **block) for block in blocks)
+        self._grids = OrderedDict()
+
+    def grid(self, size: Tuple[int, int], shifted: bool,
+             device: torch.device) -> WindowGrid:
+        """The windows of maps of one size, made once.
+
+        Args:
+            size (tuple[int, int]): H and W of the map, in tokens.
+            shifted (bool): Whether windows are shifted by half their size.
+            device (torch.device): Where masks are to live.
+
+        Returns:
+            WindowGrid: The windows.
+        """
+        key = (size, shifted, device)
+        if key not in self._grids:
+            shift = tuple(w // 2 for w in self.window) if shifted else (0, 0)
+            # Masks made under inference_mode could not be used in training.
+            with torch.inference_mode(False):
+                self._grids[key] = window_grid(size, self.window, shift,
+                                               device)
+            while len(self._grids) > 2 * self.max_cached:
+                self._grids.popitem(last=False)
+        return self._grids[key]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, ceil(H / 2), ceil(W / 2), 2C); the first stage
+        keeps the shape."""
+        if self.downsample is not None:
+            x = self.downsample(x)
+        size = tuple(x.shape[1:3])
+        for index, block in enumerate(self.blocks):
+            grid = self.grid(size, index % 2 == 1, x.device)
+            if self.with_cp and torch.is_grad_enabled():
+                x = checkpoint(block, x, grid, use_reentrant=False)
+            else:
+                x = block(x, grid)
+        return x
+
+
+@MODELS.register_module()
+class SwinTransformer(BaseBackbone):
+    """Swin Transformer (https://arxiv.org/abs/2103.14030) with any attention.
+
+    Takes images of any size. Maps are padded to whole windows; no real token
+    sees padding.
+
+    Args:
+        arch (str | dict): ``'swin-min'``, ``'swin-micro'``,
+            ``'swin-tiny-slim'``, ``'swin-tiny'``, ``'swin-small'``,
+            ``'swin-base'`` (``'swin-'`` may be left out), or a dict with
+            ``embed_dims`` (int), ``depths`` and ``num_heads`` (an int for
+            each stage). Defaults to ``'swin-tiny'``.
+        attention (str | dict | list): A registered attention by name or
+            config; or a list with one for each stage, which may be a list
+            with one for each block. Defaults to ``'CSaN'``.
+        img_size (int | tuple[int, int], optional): Height and width of the
+            classifier's images. If given, a stage whose map at that size is
+            no larger than the window has a window as large as the map, as
+            in released classifiers. Defaults to None: windows as given.
+        patch_size (int): Stride of the stem. Defaults to 4.
+        in_channels (int): Channels of the images. Defaults to 3.
+        window_size (int | list): Side of the windows; or a list with a side
+            or a (height, width) for each stage. Defaults to 7.
+        mlp_ratio (float): Hidden width of the FFNs. Defaults to 4.
+        qkv_bias (bool): Whether q, k, v have a bias. Defaults to True.
+        drop_rate (float): Dropout rate. Defaults to 0.
+        attn_drop_rate (float): Dropout rate of attention weights.
+            Defaults to 0.
+        drop_path_rate (float): Stochastic depth rate of the last block, from
+            0 in the first. Defaults to 0.1.
+        out_indices (Sequence[int]): Stages to return.
+            Defaults to (0, 1, 2, 3), the last one if there are fewer.
+        frozen_stages (int): -1 freezes nothing, 0 the stem, k the stem and
+            the first k stages with their output norms. Defaults to -1.
+        norm_eval (bool): Whether batch norms stay in evaluation mode.
+            Defaults to False.
+        norm_cfg (dict, optional): Norm of each returned map; None returns
+            the stages' raw maps. Defaults to ``dict(type='LN')``.
+        with_cp (bool): Whether to recompute blocks in backward to save
+            memory. Defaults to False.
+        init_cfg (dict, optional): Initialization config, such as
+            ``dict(type='mmcsan.PretrainedClassifier', checkpoint=...)``.
+
+    Raises:
+        KeyError: If arch or attention is unknown; lists the known ones.
+        ValueError: If arguments contradict each other.
+
+    Examples:
+        >>> import torch
+        >>> from mmcsan.backbones import SwinTransformer
+        >>> model = SwinTransformer('swin-tiny', attention='CSaN')
+        >>> maps = model(torch.rand(1, 3, 97, 131))
+        >>> [tuple(m.shape) for m in maps]
+        [(1, 96, 25, 33), (1, 192, 13, 17), (1, 384, 7, 9), (1, 768, 4, 5)]
+    """
+
+    def __init__(self,
+                 arch: Union[str, dict] = 'swin-tiny',
+                 attention: Union[str, dict, list] = 'CSaN',
+                 img_size: Optional[Window] = None,
+                 patch_size: int = 4,
+                 in_channels: int = 3,
+                 window_size: Union[int, Sequence[Window]] = 7,
+                 mlp_ratio: float = 4.,
+                 qkv_bias: bool = True,
+                 drop_rate: float = 0.,
+                 attn_drop_rate: float = 0.,
+                 drop_path_rate: float = 0.1,
+                 out_indices: Optional[Sequence[int]] = None,
+                 frozen_stages: int = -1,
+                 norm_eval: bool = False,
+                 norm_cfg: Optional[dict] = dict(type='LN'),
+                 with_cp: bool = False,
+                 init_cfg: Optional[dict] = None) -> None:
+        arch = resolve_arch(arch, SWIN_ARCHS,
+                            ('embed_dims', 'depths', 'num_heads'), 'swin-')
+        depths, heads = list(arch['depths']), list(arch['num_heads'])
+        _check_arch(depths, heads, drop_path_rate)
+        if out_indices is None:
+            out_indices = range(len(depths))
+        super().__init__(out_indices, len(depths), frozen_stages, norm_eval,
+                         with_cp, init_cfg)
+        self.depths = depths
+        self.stage_channels = [
+            arch['embed_dims'] * 2**i for i in range(len(depths))
+        ]
+        self.windows = _stage_windows(window_size, img_size, patch_size,
+                                      len(depths))
+        self.patch_embed = PatchEmbed(
+            in_channels=in_channels,
+            embed_dims=arch['embed_dims'],
+            kernel_size=patch_size,
+            stride=patch_size,
+            norm_cfg=dict(type='LN'))
+        self.drop_after_pos = nn.Dropout(drop_rate)
+        self._build_stages(
+            heads,
+            per_block(attention, depths, 'attention'),
+            drop_path_rate,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            drop_rate=drop_rate,
+            attn_drop_rate=attn_drop_rate)
+        if norm_cfg is not None:
+            for index in self.out_indices:
+                self.add_module(
+                    f'norm{index}',
+                    build_norm_layer(norm_cfg, self.stage_channels[index])[1])
+        self._reset_parameters()
+        self.freeze()
+
+    def _build_stages(self, heads: List[int], attentions: List[list],
+                      drop_path_rate: float, **block) -> None:
+        # In float32, as the released code computes them.
+        rates = torch.linspace(
+            0, drop_path_rate, sum(self.depths), device='cpu').tolist()
+        self.stages = ModuleList()
+        for index, depth in enumerate(self.depths):
+            blocks = [
+                dict(
+                    num_heads=heads[index],
+                    attention=attentions[index][i],
+                    drop_path=rates.pop(0),
+                    **block) for i in range(depth)
+            ]
+            self.stages.append(
+                SwinStage(self.stage_channels[index], self.windows[index],
+                          blocks, index > 0, self.with_cp))
+
+    def _reset_parameters(self) -> None:
+        """Truncated normal (0.02) for what no attention initialised."""
+        inside = {id(m) for a in self.attentions() for m in a.modules()}
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and id(module) not in inside:
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def stem_modules(self) -> List[nn.Module]:
+        """See :meth:`BaseBackbone.stem_modules`."""
+        return [self.patch_embed]
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """Images to maps.
+
+        Args:
+            x (Tensor): (B, C, H, W).
+
+        Returns:
+            tuple[Tensor]: For each of ``out_indices`` a contiguous map
+            (B, C_i, H_i, W_i); stage 0 has stride ``patch_size``, each next
+            one twice the stride; sizes are rounded up.
+        """
+        x, size = self.patch_embed(x)
+        # (B, H*W, C) -> (B, H, W, C)
+        x = self.drop_after_pos(x).unflatten(1, size)
+        outs = []
+        for index, stage in enumerate(self.stages):
+            x = stage(x)
+            if index in self.out_indices:
+                norm = self.output_norm(index)
+                out = x if norm is None else norm(x)
+                outs.append(out.permute(0, 3, 1, 2).contiguous())
+            if index == self.out_indices[-1]:
+                break
+        return tuple(outs)
+
+
+def _check_arch(depths: List[int], heads: List[int],
+                drop_path_rate: float) -> None:
+    if not depths or len(depths) != len(heads) or min(depths) < 1:
+        raise ValueError(f'depths={depths} and num_heads={heads} must name at '
+                         'least one block and a number of heads a stage')
+    if not 0 <= drop_path_rate < 1:
+        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
+
+
+def _pair(value: Window, name: str) -> Tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
+        raise ValueError(f'{name}={value!r} must be a positive int or two, '
+                         '(height, width)')
+    return pair
+
+
+def _stage_windows(window_size, img_size, patch_size: int,
+                   num_stages: int) -> List[Tuple[int, int]]:
+    """Height and width of the windows of each stage."""
+    per_stage = [window_size] * num_stages if isinstance(
+        window_size, int) else list(window_size)
+    if len(per_stage) != num_stages:
+        raise ValueError(f'window_size={window_size!r} has {len(per_stage)} '
+                         f'entries, one for each of {num_stages} stages '
+                         'expected')
+    windows = [_pair(w, 'window_size') for w in per_stage]
+    if img_size is None:
+        return windows
+    size = [-(-s // patch_size) for s in _pair(img_size, 'img_size')]
+    for index, window in enumerate(windows):
+        if min(size) <= min(window):
+            windows[index] = (min(size), ) * 2
+        size = [-(-s // 2) for s in size]
+    return windows

@@ -1,0 +1,144 @@
+"""Shifted windows on a map of any size: pad, roll, cut, and back."""
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmcsan.attentions import TokenLayout
+
+SHIFT_MASK = -100.
+"""What is added to logits between regions that a roll made neighbours."""
+
+
+def pad_map(x: Tensor, rows: int, cols: int) -> Tensor:
+    """Pad a map (B, H, W, C) below and to the right, with zeros."""
+    return F.pad(x, (0, 0, 0, cols, 0, rows))
+
+
+def cut_windows(x: Tensor, window: Tuple[int, int]) -> Tensor:
+    """Cut maps into windows.
+
+    Args:
+        x (Tensor): (B, H, W, C), H and W multiples of the window.
+        window (tuple[int, int]): Height and width of a window.
+
+    Returns:
+        Tensor: (B * windows, N, C), image-major, N = height * width.
+    """
+    batch, height, width, dim = x.shape
+    rows, cols = window
+    # (B, H, W, C) -> (B, H/h, h, W/w, w, C) -> (B, H/h, W/w, h, w, C)
+    x = x.view(batch, height // rows, rows, width // cols, cols, dim)
+    return x.transpose(2, 3).reshape(-1, rows * cols, dim)
+
+
+def merge_windows(x: Tensor, window: Tuple[int, int],
+                  size: Tuple[int, int]) -> Tensor:
+    """Undo :func:`cut_windows`.
+
+    Args:
+        x (Tensor): (B * windows, N, C).
+        window (tuple[int, int]): Height and width of a window.
+        size (tuple[int, int]): H and W of the map.
+
+    Returns:
+        Tensor: (B, H, W, C).
+    """
+    height, width = size
+    rows, cols = window
+    # (B*windows, N, C) -> (B, H/h, W/w, h, w, C) -> (B, H/h, h, W/w, w, C)
+    x = x.view(-1, height // rows, width // cols, rows, cols, x.shape[-1])
+    return x.transpose(2, 3).reshape(-1, height, width, x.shape[-1])
+
+
+@dataclass(frozen=True)
+class WindowGrid:
+    """The windows of maps of one size; made by :func:`window_grid`.
+
+    Args:
+        size (tuple[int, int]): H and W of the map, in tokens.
+        padded (tuple[int, int]): H and W after padding to whole windows.
+        window (tuple[int, int]): Height and width of a window.
+        shift (tuple[int, int]): Cyclic shift, up and to the left.
+        layout (TokenLayout): What the attention needs to know.
+    """
+
+    size: Tuple[int, int]
+    padded: Tuple[int, int]
+    window: Tuple[int, int]
+    shift: Tuple[int, int]
+    layout: TokenLayout
+
+    def split(self, x: Tensor) -> Tensor:
+        """Map (B, H, W, C) to windows (B * W, N, C)."""
+        rows, cols = (p - s for p, s in zip(self.padded, self.size))
+        if rows or cols:
+            x = pad_map(x, rows, cols)
+        if any(self.shift):
+            x = x.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
+        return cut_windows(x, self.window)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """Windows (B * W, N, C) to the padded, still shifted map."""
+        return merge_windows(x, self.window, self.padded)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Undo shift and padding of a map (B, Hp, Wp, C): (B, H, W, C)."""
+        if any(self.shift):
+            x = x.roll(self.shift, dims=(1, 2))
+        if self.padded != self.size:
+            x = x[:, :self.size[0], :self.size[1]].contiguous()
+        return x
+
+
+def window_grid(size: Tuple[int, int], window: Tuple[int, int],
+                shift: Tuple[int, int], device: torch.device) -> WindowGrid:
+    """Plan the windows of maps of one size.
+
+    Args:
+        size (tuple[int, int]): H and W of the map, in tokens.
+        window (tuple[int, int]): Height and width of a window.
+        shift (tuple[int, int]): Cyclic shift. None takes place on a map that
+            is no larger than a window in one direction.
+        device (torch.device): Where masks are to live.
+
+    Returns:
+        WindowGrid: The plan, with its masks.
+    """
+    padded = tuple(-(-s // w) * w for s, w in zip(size, window))
+    if any(s <= w for s, w in zip(size, window)):
+        shift = (0, 0)
+    valid, valid_map = _valid(size, padded, window, shift, device)
+    mask = _shift_mask(padded, window, shift, device) if any(shift) else None
+    layout = TokenLayout(window, mask, valid, valid_map)
+    return WindowGrid(tuple(size), padded, tuple(window), tuple(shift), layout)
+
+
+def _valid(size, padded, window, shift,
+           device) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """Which tokens are real: (W, N) and (Hp, Wp, 1), or None if all are."""
+    if padded == tuple(size):
+        return None, None
+    real = torch.zeros(1, *padded, 1, dtype=torch.bool, device=device)
+    real[:, :size[0], :size[1]] = True
+    real = real.roll((-shift[0], -shift[1]), dims=(1, 2))
+    return cut_windows(real, window)[..., 0], real[0]
+
+
+def _shift_mask(padded, window, shift, device) -> Tensor:
+    """Additive mask (W, N, N) between regions that a roll brought together.
+    """
+
+    def bands(length, span, step):
+        index = torch.arange(length, device=device)
+        # Only the last window mixes what was apart: before and after the cut.
+        return (index >= length - span).long() + (index >= length - step)
+
+    rows = bands(padded[0], window[0], shift[0])
+    cols = bands(padded[1], window[1], shift[1])
+    regions = (3 * rows[:, None] + cols[None, :])[None, ..., None]
+    regions = cut_windows(regions, window)[..., 0]  # (W, N)
+    apart = regions[:, :, None] != regions[:, None, :]
+    return apart.float() * SHIFT_MASK

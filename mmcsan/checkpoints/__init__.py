@@ -1,0 +1,12 @@
+"""Classification checkpoints: formats, reading, loading, reporting."""
+from .errors import CheckpointError
+from .formats import FORMATS, recognize
+from .initializer import PretrainedClassifier
+from .loader import LoadReport, load_classification_checkpoint
+from .reader import find_checkpoint, read_state_dict
+
+__all__ = [
+    'CheckpointError', 'FORMATS', 'LoadReport', 'PretrainedClassifier',
+    'find_checkpoint', 'load_classification_checkpoint', 'read_state_dict',
+    'recognize'
+]

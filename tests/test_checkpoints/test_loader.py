@@ -1,0 +1,361 @@
+import argparse
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from mmcsan.backbones import SwinTransformer
+from mmcsan.checkpoints import (CheckpointError, find_checkpoint,
+                                load_classification_checkpoint)
+from mmcsan.checkpoints.formats import unfold_to_slices
+
+ARCH = dict(embed_dims=24, depths=[2, 1, 2, 1], num_heads=[1, 2, 3, 6])
+
+
+def build(attention='Softmax', seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return SwinTransformer(
+        ARCH, attention, **dict(dict(window_size=4), **kwargs))
+
+
+def to_authors(model, end_merge=False):
+    """A state dict of ours in timm's (or the original) names, with a head."""
+    out = {}
+    for key, value in model.state_dict().items():
+        key = key.replace('projection', 'proj').replace('stages', 'layers')
+        key = key.replace('ffn.layers.0.0', 'mlp.fc1').replace(
+            'ffn.layers.1', 'mlp.fc2').replace('attn.posinfo', 'posinfo')
+        if key.startswith('norm'):
+            if not key.startswith('norm3'):
+                continue
+            key = key.replace('norm3', 'norm')
+        if end_merge and 'downsample' in key:
+            stage = int(key.split('.')[1])
+            key = key.replace(f'layers.{stage}.', f'layers.{stage - 1}.')
+        out[key] = value.clone()
+    name = 'head' if end_merge else 'head.fc'
+    out[f'{name}.weight'] = torch.zeros(10, 192)
+    out[f'{name}.bias'] = torch.zeros(10)
+    out['layers.0.blocks.1.attn_mask'] = torch.zeros(4, 16, 16)
+    out['layers.0.blocks.0.attn.relative_position_index'] = torch.zeros(16, 16)
+    return out
+
+
+def same(a, b, but=()):
+    other = b.state_dict()
+    for key, value in a.state_dict().items():
+        if not key.startswith(but):
+            assert torch.equal(value, other[key]), key
+
+
+NEW_NORMS = {f'norm{i}.{k}' for i in range(3) for k in ('weight', 'bias')}
+
+
+@pytest.mark.parametrize('attention', [
+    'CSaN', dict(type='CSaN', variant='bounded'),
+    dict(type='CSaN', posinfo=True)
+])
+@pytest.mark.parametrize('prefix', ['', 'module.', '_orig_mod.module.'])
+def test_csan_swin(attention, prefix):
+    source, target = build(attention), build(attention, seed=1)
+    state = {prefix + k: v for k, v in to_authors(source).items()}
+    report = load_classification_checkpoint(target, {'state_dict': state})
+    assert report.format == 'CSaN Swin'
+    assert set(report.new) == NEW_NORMS
+    assert not report.missing and not report.unexpected
+    assert {k.replace(prefix, '') for k in report.dropped} == {
+        'head.fc.weight', 'head.fc.bias'}
+    assert report.coverage == 1
+    same(source, target, ('norm0', 'norm1', 'norm2'))
+
+
+@pytest.mark.parametrize('end_merge', [False, True])
+def test_plain_swin(end_merge):
+    source, target = build(), build(seed=1)
+    state = {'model': to_authors(source, end_merge)}
+    report = load_classification_checkpoint(target, state)
+    assert ('original' in report.format) == end_merge
+    assert set(report.new) == NEW_NORMS
+    same(source, target, ('norm0', 'norm1', 'norm2'))
+
+
+@pytest.mark.parametrize('package', ['mmpretrain', 'mmdet', 'mmseg'])
+def test_plain_swin_of_openmmlab(package):
+    kwargs = dict(embed_dims=24, depths=[2, 2, 2, 2], num_heads=[1, 2, 3, 6])
+    if package == 'mmpretrain':
+        from mmpretrain.models.backbones import SwinTransformer as Plain
+        theirs = Plain(kwargs, out_indices=(0, 1, 2, 3))
+    else:
+        module = pytest.importorskip(f'{package}.models.backbones')
+        theirs = module.SwinTransformer(**kwargs)
+    theirs.eval()
+    with torch.no_grad():
+        for param in theirs.parameters():
+            param.add_(torch.randn_like(param) * 0.1)
+    ours = SwinTransformer(kwargs, 'Softmax').eval()
+    state = {'backbone.' + k: v for k, v in theirs.state_dict().items()}
+    state['decode_head.conv_seg.weight'] = torch.zeros(3)
+    report = load_classification_checkpoint(ours, {'state_dict': state})
+    assert 'decode_head.conv_seg.weight' in report.dropped
+    assert not report.new and not report.unexpected
+    # Windows of 7 divide every map; theirs see padding, ours do not.
+    x = torch.randn(1, 3, 448, 448)
+    for a, b in zip(ours(x), theirs(x)):
+        assert torch.allclose(a, b, atol=1e-3)
+
+
+def test_patch_merging_order():
+    """P04: unfold's channels and strided slices agree once reordered."""
+    x = torch.randn(1, 6, 14, 16, dtype=torch.float64)
+    weight = torch.randn(5, 24, dtype=torch.float64)
+    unfolded = torch.nn.functional.unfold(x, 2, stride=2)  # (1, 4C, L)
+    theirs = weight @ unfolded[0]
+    slices = torch.cat([
+        x[:, :, r::2, c::2] for r, c in ((0, 0), (1, 0), (0, 1), (1, 1))
+    ], 1).flatten(2)
+    ours = unfold_to_slices(weight) @ slices[0]
+    assert (ours - theirs).abs().max() < 1e-12
+
+
+def test_own_detector_and_classifier():
+    source, target = build('CSaN'), build('CSaN', seed=1)
+    state = {'backbone.' + k: v for k, v in source.state_dict().items()}
+    state.update({'neck.w': torch.zeros(1), 'head.fc.weight': torch.zeros(1)})
+    report = load_classification_checkpoint(
+        target, dict(state_dict=state, meta=dict(epoch=3)))
+    assert set(report.dropped) == {'neck.w', 'head.fc.weight'}
+    assert not report.new
+    same(source, target)
+
+
+def test_norms_of_maps_not_returned():
+    source = build('CSaN')
+    target = build('CSaN', seed=1, out_indices=(1, 2))
+    report = load_classification_checkpoint(target, source.state_dict())
+    assert set(report.dropped) == {
+        f'norm{i}.{k}' for i in (0, 3) for k in ('weight', 'bias')}
+
+
+def test_csan_keys_are_new_beside_plain_attention_only():
+    plain, ours = build(), build('CSaN', seed=1)
+    report = load_classification_checkpoint(ours, to_authors(plain))
+    csan_keys = {k for k in ours.state_dict() if k not in plain.state_dict()}
+    assert set(report.new) == csan_keys | NEW_NORMS
+    assert report.coverage == 1
+
+    source = to_authors(build('CSaN'))
+    del source['layers.0.blocks.0.attn.temp.weight']
+    with pytest.raises(CheckpointError, match='temp.weight'):
+        load_classification_checkpoint(ours, source)
+
+
+def test_window_change_resizes_tables():
+    source, target = build(), build(seed=1, window_size=7)
+    report = load_classification_checkpoint(target, source.state_dict())
+    assert len(report.resized) == 6
+    assert set(report.resized.values()) == {((49, h), (169, h))
+                                            for h in ARCH['num_heads']}
+    table = source.stages[0].blocks[0].attn.relative_position_bias_table
+    resized = target.stages[0].blocks[0].attn.relative_position_bias_table
+    centre = resized.view(13, 13, -1)[6, 6]
+    assert torch.allclose(centre, table.view(7, 7, -1)[3, 3], atol=0.02)
+    assert str(report).count('(49, 1) -> (169, 1)') == 2
+
+
+def broken(change):
+    state = to_authors(build('CSaN'))
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize('change, word', [
+    (lambda s: s.pop('patch_embed.proj.weight'), 'patch_embed.projection'),
+    (lambda s: s.update({'layers.0.blocks.0.attn.extra': torch.zeros(1)}),
+     'attn.extra'),
+    (lambda s: s.update({
+        'layers.3.blocks.0.mlp.fc1.bias': torch.zeros(5)}), r'\(5,\)'),
+])
+def test_incomplete_raises_and_writes_nothing(change, word):
+    target = build('CSaN', seed=1)
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    with pytest.raises(CheckpointError, match=word):
+        load_classification_checkpoint(target, broken(change))
+    for key, value in target.state_dict().items():
+        assert torch.equal(value, before[key])
+    report = load_classification_checkpoint(
+        target, broken(change), min_coverage=0.9)
+    assert 0.9 <= report.coverage <= 1
+
+
+@pytest.mark.parametrize('source, target, cause', [
+    ('CSaN', dict(type='CSaN', variant='bounded'), 'variant'),
+    (dict(type='CSaN', variant='bounded'), 'CSaN', 'variant'),
+    ('CSaN', dict(type='CSaN', posinfo=True), 'posinfo'),
+    (dict(type='CSaN', posinfo=True), 'CSaN', 'posinfo'),
+    ('CSaN', 'Softmax', "attention='CSaN'"),
+])
+def test_wrong_variant_is_named(source, target, cause):
+    with pytest.raises(CheckpointError, match=cause):
+        load_classification_checkpoint(
+            build(target), to_authors(build(source)))
+
+
+def test_wrong_arch_and_family():
+    deeper = SwinTransformer(
+        dict(ARCH, depths=[2, 1, 3, 1]), 'CSaN', window_size=4)
+    with pytest.raises(CheckpointError, match='blocks or stages'):
+        load_classification_checkpoint(deeper, to_authors(build('CSaN')))
+    with pytest.raises(CheckpointError, match='no checkpoint that mmcsan'):
+        load_classification_checkpoint(
+            build(), {'conv1.weight': torch.zeros(3)})
+    foo = {'foo.relative_position_bias_table': torch.zeros(169, 3)}
+    with pytest.raises(CheckpointError):
+        load_classification_checkpoint(build(), foo)
+
+
+def test_one_line_is_logged(monkeypatch):
+    lines = []
+    monkeypatch.setattr('mmcsan.checkpoints.loader.print_log',
+                        lambda line, **kwargs: lines.append((line, kwargs)))
+    load_classification_checkpoint(build(), build().state_dict())
+    count = len(build().state_dict())
+    [(line, kwargs)] = lines
+    assert line.startswith(f'matched {count}/{count} (100%)')
+    assert kwargs['level'] == logging.INFO
+
+
+def test_to_dict_is_json():
+    import json
+    report = load_classification_checkpoint(
+        build(window_size=7), build().state_dict())
+    assert json.loads(json.dumps(report.to_dict()))['coverage'] == 1
+
+
+class Evil:
+
+    def __reduce__(self):
+        return os.system, ('touch evil_was_here', )
+
+
+def test_nothing_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(dict(build().state_dict(), x=Evil()), 'evil.pth')
+    with pytest.raises(CheckpointError, match='system'):
+        load_classification_checkpoint(build(), 'evil.pth')
+    assert os.listdir() == ['evil.pth']
+
+
+@pytest.mark.parametrize('legacy', [False, True])
+def test_bookkeeping_objects_are_replaced(tmp_path, legacy):
+    from mmengine.logging import HistoryBuffer
+    source, target = build(), build(seed=1)
+    path = tmp_path / 'run.pth'
+    torch.save(
+        dict(
+            state_dict=source.state_dict(),
+            message_hub=dict(log_scalars=dict(loss=HistoryBuffer())),
+            args=argparse.Namespace(lr=1), best=np.float64(3),
+            history=[np.arange(3)]),
+        path, _use_new_zipfile_serialization=not legacy)
+    load_classification_checkpoint(target, path)
+    same(source, target)
+
+
+def test_safetensors(tmp_path):
+    from safetensors.torch import save_file
+    source, target = build(), build(seed=1)
+    save_file(to_authors(source), tmp_path / 'swin.safetensors')
+    load_classification_checkpoint(target, tmp_path / 'swin.safetensors')
+    same(source, target, ('norm0', 'norm1', 'norm2'))
+
+
+@pytest.mark.parametrize('name, content, word', [
+    ('a.pth', b'', 'empty'),
+    ('a.pth', b'\n<!DOCTYPE html><html>not found</html>', 'web page'),
+    ('a.pth', b'\x80\x02garbage', 'damaged'),
+    ('a.pth', b'PK\x03\x04' + b'0' * 700, 'damaged'),
+    ('a.safetensors', b'0' * 64, 'damaged'),
+])
+def test_unreadable_files(tmp_path, name, content, word):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=word):
+        load_classification_checkpoint(build(), tmp_path / name)
+
+
+def test_truncated_file(tmp_path):
+    path = tmp_path / 'a.pth'
+    torch.save(build().state_dict(), path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(CheckpointError, match='damaged'):
+        load_classification_checkpoint(build(), path)
+
+
+def test_files_without_weights(tmp_path):
+    for content, word in [([1, 2], 'list'), (dict(epoch=3), 'no tensors')]:
+        torch.save(content, tmp_path / 'a.pth')
+        with pytest.raises(CheckpointError, match=word):
+            load_classification_checkpoint(build(), tmp_path / 'a.pth')
+
+
+def test_where_it_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv('MMCSAN_CHECKPOINTS', raising=False)
+    with pytest.raises(CheckpointError, match='MMCSAN_CHECKPOINTS'):
+        find_checkpoint('nowhere.pth')
+    with pytest.raises(CheckpointError, match='is a directory'):
+        find_checkpoint(tmp_path)
+    monkeypatch.setenv('MMCSAN_CHECKPOINTS', str(tmp_path))
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        find_checkpoint('nowhere.pth')
+    (tmp_path / 'here.pth').write_bytes(b'x')
+    assert find_checkpoint('here.pth') == tmp_path / 'here.pth'
+
+
+def test_ema_on_request():
+    source, average, target = build(), build(seed=5), build(seed=1)
+    file = dict(
+        state_dict=to_authors(source),
+        state_dict_ema={
+            'module.' + k: v for k, v in to_authors(average).items()})
+    load_classification_checkpoint(target, file)
+    same(source, target, ('norm0', 'norm1', 'norm2'))
+    load_classification_checkpoint(target, file, ema=True)
+    same(average, target, ('norm0', 'norm1', 'norm2'))
+    with pytest.raises(CheckpointError, match='EMA'):
+        load_classification_checkpoint(target, to_authors(source), ema=True)
+
+
+def test_prefix():
+    source, target = build(), build(seed=1)
+    state = {'net.trunk.' + k: v for k, v in source.state_dict().items()}
+    load_classification_checkpoint(target, state, prefix='net.trunk.')
+    same(source, target)
+    with pytest.raises(CheckpointError, match='prefix'):
+        load_classification_checkpoint(target, state, prefix='visual.')
+
+
+def test_init_cfg_survives_two_calls(tmp_path):
+    source = build('CSaN')
+    torch.save(source.state_dict(), tmp_path / 'a.pth')
+    cfg = dict(
+        type='mmcsan.PretrainedClassifier', checkpoint=str(tmp_path / 'a.pth'))
+    target = build('CSaN', seed=1, init_cfg=cfg)
+    for _ in range(2):
+        target.init_weights()
+        same(source, target)
+
+
+def test_initial_values_survive_init_weights():
+    """A backbone without init_cfg keeps what its constructor set."""
+    model = build(dict(type='CSaN', init='identity'))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    model.init_weights()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_bad_coverage():
+    with pytest.raises(ValueError, match='min_coverage'):
+        load_classification_checkpoint(
+            build(), build().state_dict(), min_coverage=1.5)
