@@ -3,4 +3,6 @@
 _base_ = '../csan/csan-swin-tiny_mask-rcnn_8xb2-1x_coco.py'
 pretrained = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'  # noqa: E501
 model = dict(
-    backbone=dict(attention='Softmax', init_cfg=dict(checkpoint=pretrained)))
+    backbone=dict(
+        attention=dict(type='Softmax'),
+        init_cfg=dict(checkpoint=pretrained)))

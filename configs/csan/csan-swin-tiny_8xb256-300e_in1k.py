@@ -3,4 +3,5 @@ _base_ = [
     '../_base_/schedules/imagenet_8xb256-300e_adamw.py',
     '../_base_/runtime_cls.py'
 ]
-model = dict(backbone=dict(attention='CSaN'))
+model = dict(
+    backbone=dict(arch='swin-tiny', attention=dict(type='CSaN')))

@@ -5,7 +5,8 @@ _base_ = [
 ]
 model = dict(
     backbone=dict(
-        attention='CSaN',
+        arch='swin-tiny',
+        attention=dict(type='CSaN'),
         init_cfg=dict(
             type='mmcsan.PretrainedClassifier',
             checkpoint='csan-swin-tiny_in1k.pth')))

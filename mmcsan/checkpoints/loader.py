@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple, Union
 
-import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.logging import print_log
@@ -65,7 +64,8 @@ class LoadReport:
     def summary(self) -> str:
         """One line for the log."""
         line = (f'matched {self.num_loaded}/{self.num_expected} '
-                f'({100 * self.coverage:.4g}%) from a checkpoint of {self.format}')
+                f'({100 * self.coverage:.4g}%) from a checkpoint of '
+                f'{self.format}')
         parts = [
             f'{name} {len(getattr(self, name))}'
             for name in ('resized', 'new', 'dropped', 'missing', 'mismatched',

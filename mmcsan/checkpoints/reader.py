@@ -1,16 +1,14 @@
 """Read checkpoint files as data: nothing in one is executed."""
 import io
 import os
-import pickle
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Dict, List, Union
+from typing import Dict, List, Optional, Union
 
-import torch
 from mmengine.fileio import get as fetch
 from torch import Tensor
 
 from .errors import CheckpointError
+from .pickles import load_torch
 
 SEARCH_VARIABLE = 'MMCSAN_CHECKPOINTS'
 """Environment variable that names a directory to look in."""
@@ -20,91 +18,6 @@ WRAPPERS = ('state_dict', 'model', 'model_state', 'module', 'net')
 
 EMA_WRAPPERS = ('state_dict_ema', 'model_ema', 'ema_state_dict')
 """Entries that hold averaged weights; read on request only."""
-
-_BUILTINS = ('bool', 'bytearray', 'bytes', 'complex', 'dict', 'float',
-             'frozenset', 'int', 'list', 'range', 'set', 'slice', 'str',
-             'tuple')
-_REAL = {
-    ('collections', 'OrderedDict'),
-    ('collections', 'defaultdict'),
-    ('torch', 'Size'),
-    ('torch', 'device'),
-    ('torch._tensor', '_rebuild_from_type_v2'),
-    ('torch._utils', '_rebuild_tensor'),
-    ('torch._utils', '_rebuild_tensor_v2'),
-    ('torch._utils', '_rebuild_parameter'),
-    ('torch.nn.parameter', 'Parameter'),
-    ('torch.serialization', '_get_layout'),
-} | {(module, name)
-     for name in _BUILTINS for module in ('builtins', '__builtin__')}
-"""What a pickle may really call: builders of tensors and containers."""
-
-_INERT = ('_codecs', 'argparse', 'addict', 'datetime', 'easydict', 'fvcore', 'mmcls',
-          'mmcv', 'mmdet', 'mmengine', 'mmpretrain', 'mmseg', 'numpy',
-          'omegaconf', 'pathlib', 'timm', 'yacs', 'yaml')
-"""Packages whose objects are bookkeeping; stand-ins take their place."""
-
-
-class _Stub:
-    """Stands for an object of a package that is not to be run."""
-
-    def __new__(cls, *args, **kwargs):
-        return super().__new__(cls)
-
-    def __init__(self, *args, **kwargs) -> None:
-        pass
-
-    def __call__(self, *args, **kwargs) -> '_Stub':
-        return _Stub()
-
-    def __setstate__(self, state) -> None:
-        pass
-
-    def __setitem__(self, key, value) -> None:
-        pass
-
-    def append(self, value) -> None:
-        """Take an item of a stubbed list, and forget it."""
-
-    def extend(self, values) -> None:
-        """Take items of a stubbed list, and forget them."""
-
-    def add(self, value) -> None:
-        """Take an item of a stubbed set, and forget it."""
-
-
-class _DataUnpickler(pickle.Unpickler):
-    """Builds tensors and containers, replaces bookkeeping, refuses the rest.
-    """
-
-    def find_class(self, module: str, name: str):
-        if (module, name) in _REAL:
-            return super().find_class(module, name)
-        is_dtype = module == 'torch' and isinstance(
-            getattr(torch, name, None), torch.dtype)
-        is_storage = module in ('torch', 'torch.storage') and name.endswith(
-            'Storage')
-        if is_dtype or is_storage:
-            return super().find_class(module, name)
-        # Bound methods inside bookkeeping are pickled as getattr calls.
-        if module.split('.')[0] in _INERT or name == 'getattr':
-            return _Stub
-        raise CheckpointError(
-            f'it would run {module}.{name}, which is no weight; nothing was '
-            'run or loaded')
-
-
-def _unpickle(file, **kwargs):
-    return _DataUnpickler(file, **kwargs).load()
-
-
-_PICKLE = SimpleNamespace(
-    Unpickler=_DataUnpickler,
-    load=_unpickle,
-    loads=lambda data, **kwargs: _unpickle(io.BytesIO(data), **kwargs),
-    __name__='mmcsan.checkpoints.reader')
-"""What torch takes for the pickle module."""
-
 
 def find_checkpoint(path: Union[str, Path]) -> Path:
     """Find a file where it is named, or in ``$MMCSAN_CHECKPOINTS``.
@@ -133,6 +46,42 @@ def find_checkpoint(path: Union[str, Path]) -> Path:
                           f'{looked}{hint}')
 
 
+def is_url(source: Union[str, Path]) -> bool:
+    """Whether a source is an ``http(s)`` address."""
+    return str(source).startswith(('http://', 'https://'))
+
+
+def download(url: str) -> io.BytesIO:
+    """Download a file into memory.
+
+    Args:
+        url (str): Its address.
+
+    Returns:
+        io.BytesIO: The content.
+
+    Raises:
+        CheckpointError: If that fails; says how to do without.
+    """
+    try:
+        return io.BytesIO(fetch(url))
+    except Exception as e:
+        raise CheckpointError(
+            f'{url} cannot be downloaded ({type(e).__name__}: {e}). Where '
+            'there is no network, bring the file, and name it instead of the '
+            f'address or put it into the directory that {SEARCH_VARIABLE} '
+            'names') from e
+
+
+def _kept_download(url: str) -> Optional[Path]:
+    """The file of an address in ``$MMCSAN_CHECKPOINTS``, if it is there."""
+    directory = os.environ.get(SEARCH_VARIABLE)
+    if not directory:
+        return None
+    path = Path(directory).expanduser() / url.split('?')[0].split('/')[-1]
+    return path if path.is_file() else None
+
+
 def read_checkpoint(source: Union[str, Path]) -> dict:
     """Read a file of any supported kind into a dict, on the CPU.
 
@@ -147,9 +96,11 @@ def read_checkpoint(source: Union[str, Path]) -> dict:
         CheckpointError: If the file is missing, empty, damaged, something
             else, or would run code.
     """
-    if str(source).startswith(('http://', 'https://')):
-        data = io.BytesIO(fetch(str(source)))
-        return _read(data, str(source))
+    if is_url(source):
+        local = _kept_download(str(source))
+        if local is None:
+            return _read(download(str(source)), str(source))
+        source = local
     path = find_checkpoint(source)
     with open(path, 'rb') as file:
         return _read(file, str(path))
@@ -171,40 +122,11 @@ def _read(file, name: str) -> dict:
             return load(file.read())
         except SafetensorError as e:
             raise CheckpointError(f'{name} is damaged: {e}') from e
-    return _read_torch(file, name)
-
-
-def _read_torch(file, name: str) -> dict:
-    try:
-        content = torch.load(file, map_location='cpu', weights_only=True)
-    except pickle.UnpicklingError:
-        # Bookkeeping objects inside, or something worse: read it ourselves.
-        content = _read_foreign(file, name)
-    except Exception as e:
-        raise CheckpointError(
-            f'{name} cannot be read as a checkpoint, it is damaged, cut off '
-            f'or of another kind ({type(e).__name__}: {e})') from e
+    content = load_torch(file, name)
     if not isinstance(content, dict):
         raise CheckpointError(f'{name} holds a {type(content).__name__}, '
                               'a dict of tensors expected')
     return content
-
-
-def _read_foreign(file, name: str):
-    file.seek(0)
-    try:
-        # The pickle module given here builds data only, see _DataUnpickler.
-        return torch.load(
-            file,
-            map_location='cpu',
-            pickle_module=_PICKLE,
-            weights_only=False)
-    except CheckpointError as e:
-        raise CheckpointError(f'{name} is refused: {e}') from e
-    except Exception as e:
-        raise CheckpointError(
-            f'{name} cannot be read as a checkpoint, it is damaged, cut off '
-            f'or of another kind ({type(e).__name__}: {e})') from e
 
 
 def unwrap(content: dict, ema: bool = False) -> Dict[str, Tensor]:

@@ -71,15 +71,15 @@ class DigitsSpec:
     """
     seed: int = 0
     val_per_class: int = 100
-    single_size: int = 64
-    singles_per_digit: int = 1
+    single_size: int = 48
+    singles_per_digit: int = 4
     scene_size: int = 128
     train_scenes: int = 600
     val_scenes: int = 150
     min_digits: int = 3
     max_digits: int = 7
-    min_digit_size: int = 28
-    max_digit_size: int = 52
+    min_digit_size: int = 26
+    max_digit_size: int = 42
 
     def __post_init__(self):
         bounds = dict(

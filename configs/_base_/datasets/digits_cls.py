@@ -1,4 +1,4 @@
-# Scenes of handwritten digits, one digit a picture, 64x64
+# Handwritten digits on textured backgrounds, one a picture, 48x48
 dataset_type = 'CustomDataset'
 data_root = 'data/digits/'
 classes = ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
@@ -11,7 +11,8 @@ data_preprocessor = dict(
 # No flips anywhere: a mirrored digit is another digit, or none.
 train_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='RandomCrop', crop_size=64, padding=6, padding_mode='reflect'),
+    dict(type='RandomCrop', crop_size=48, padding=4, padding_mode='reflect'),
+    dict(type='Rotate', angle=15., prob=0.5, random_negative_prob=0.5),
     dict(type='PackInputs'),
 ]
 test_pipeline = [

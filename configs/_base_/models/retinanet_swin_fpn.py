@@ -11,7 +11,6 @@ model = dict(
         pad_size_divisor=32),
     backbone=dict(
         type='mmcsan.SwinTransformer',
-        arch='swin-tiny',
         drop_path_rate=0.2,
         out_indices=(1, 2, 3)),
     neck=dict(

@@ -3,7 +3,6 @@ model = dict(
     type='ImageClassifier',
     backbone=dict(
         type='mmcsan.SwinTransformer',
-        arch='swin-tiny',
         img_size=224,
         drop_path_rate=0.2,
         out_indices=(3, )),

@@ -13,7 +13,6 @@ model = dict(
     data_preprocessor=data_preprocessor,
     backbone=dict(
         type='mmcsan.SwinTransformer',
-        arch='swin-tiny',
         drop_path_rate=0.3,
         out_indices=(0, 1, 2, 3)),
     decode_head=dict(

@@ -1,0 +1,109 @@
+# Instance segmentation of one's own images: edit down to the line.
+# Annotations are COCO files with boxes and masks; classes are the names of
+# their categories. For boxes alone, see the README.
+_base_ = [
+    '../_base_/models/mask-rcnn_swin_fpn.py', '../_base_/runtime_det.py'
+]
+data_root = 'data/my_dataset/'
+classes = ('thing', )
+train_images, train_annotations = 'train/', 'instances_train.json'
+val_images, val_annotations = 'val/', 'instances_val.json'
+image_scale = (1333, 800)  # longest and shortest side, in pixels
+max_epochs = 24
+arch, channels = 'swin-tiny', [96, 192, 384, 768]
+attention = dict(type='CSaN', init='identity')
+checkpoint = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'  # noqa: E501
+window_size = 7
+# ---- what follows from the lines above -------------------------------------
+if isinstance(classes, str):
+    raise TypeError(f'classes is the text {classes!r}: write it as a tuple')
+model = dict(
+    backbone=dict(
+        arch=arch,
+        attention=attention,
+        window_size=window_size,
+        init_cfg=checkpoint and dict(
+            type='mmcsan.PretrainedClassifier', checkpoint=checkpoint)),
+    neck=dict(in_channels=channels),
+    roi_head=dict(
+        bbox_head=dict(num_classes=len(classes)),
+        mask_head=dict(num_classes=len(classes))))
+train_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='RandomResize',
+        scale=image_scale,
+        ratio_range=(0.8, 1.25),
+        keep_ratio=True),
+    dict(type='RandomFlip', prob=0.5),
+    dict(type='PackDetInputs')
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile'),
+    dict(type='Resize', scale=image_scale, keep_ratio=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(
+        type='PackDetInputs',
+        meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
+                   'scale_factor'))
+]
+dataset = dict(
+    type='CocoDataset', data_root=data_root, metainfo=dict(classes=classes))
+train_dataloader = dict(
+    batch_size=4,
+    num_workers=2,
+    persistent_workers=True,
+    sampler=dict(type='DefaultSampler', shuffle=True),
+    batch_sampler=dict(type='AspectRatioBatchSampler'),
+    dataset=dict(
+        ann_file=train_annotations,
+        data_prefix=dict(img=train_images),
+        filter_cfg=dict(filter_empty_gt=True, min_size=1),
+        pipeline=train_pipeline,
+        **dataset))
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=2,
+    persistent_workers=True,
+    drop_last=False,
+    sampler=dict(type='DefaultSampler', shuffle=False),
+    dataset=dict(
+        ann_file=val_annotations,
+        data_prefix=dict(img=val_images),
+        test_mode=True,
+        pipeline=test_pipeline,
+        **dataset))
+test_dataloader = val_dataloader
+val_evaluator = dict(
+    type='CocoMetric',
+    ann_file=data_root + val_annotations,
+    metric=['bbox', 'segm'])
+test_evaluator = val_evaluator
+optim_wrapper = dict(
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+    clip_grad=dict(max_norm=5.0),
+    paramwise_cfg=dict(
+        custom_keys={
+            'relative_position_bias_table': dict(decay_mult=0.),
+            'norm': dict(decay_mult=0.)
+        }))
+param_scheduler = [
+    dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
+    dict(
+        type='MultiStepLR',
+        begin=0,
+        end=max_epochs,
+        by_epoch=True,
+        milestones=[max(max_epochs * 2 // 3, 1),
+                    max(max_epochs * 11 // 12, 1)],
+        gamma=0.1)
+]
+train_cfg = dict(
+    type='EpochBasedTrainLoop', max_epochs=max_epochs, val_interval=1)
+val_cfg = dict(type='ValLoop')
+test_cfg = dict(type='TestLoop')
+default_hooks = dict(
+    checkpoint=dict(save_best='coco/segm_mAP', rule='greater'))
+auto_scale_lr = dict(enable=False, base_batch_size=4)
