@@ -131,7 +131,14 @@ def options(run: Run, args: argparse.Namespace) -> List[str]:
         checkpoint = last_checkpoint(args.work_dir / 'classifier')
         found.append(f'model.backbone.init_cfg.checkpoint={checkpoint}')
     elif run.starts == 'scratch':
-        found.append('model.backbone.init_cfg=None')
+        # As the classifier began.
+        found += [
+            f'model.backbone.init_cfg.{key}={value}' for key, value in dict(
+                _delete_=True,
+                type='Xavier',
+                layer='Linear',
+                distribution='uniform').items()
+        ]
     return found + (QUICK[run.config] if args.quick else [])
 
 

@@ -14,10 +14,10 @@ model = dict(
         topk=(1, ),
         loss=dict(
             type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')))
-epochs = 8
+epochs = 9
 optim_wrapper = dict(
     type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=2e-3, weight_decay=0.05),
+    optimizer=dict(type='AdamW', lr=8e-4, weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
         custom_keys={'relative_position_bias_table': dict(decay_mult=0.)}))
@@ -25,13 +25,13 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=60),
     dict(
         type='CosineAnnealingLR',
-        eta_min=2e-5,
+        eta_min=1e-5,
         by_epoch=True,
         begin=0,
         end=epochs,
         convert_to_iter_based=True)
 ]
-train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=2)
+train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=3)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(

@@ -8,10 +8,10 @@ _base_ = [
 channels = 64
 model = dict(
     backbone=dict(
+        _base_.swin_mini,
         init_cfg=dict(
             type='mmcsan.PretrainedClassifier',
-            checkpoint='work_dirs/demo/classifier/epoch_8.pth'),
-        **_base_.swin_mini),
+            checkpoint='work_dirs/demo/classifier/epoch_9.pth')),
     neck=dict(
         in_channels=[32, 64, 128, 256], out_channels=channels, num_outs=4),
     rpn_head=dict(
@@ -40,7 +40,7 @@ model = dict(
         rcnn=dict(sampler=dict(num=48, pos_fraction=0.33))),
     test_cfg=dict(
         rpn=dict(nms_pre=200, max_per_img=50), rcnn=dict(max_per_img=20)))
-epochs = 10
+epochs = 5
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
@@ -48,7 +48,8 @@ optim_wrapper = dict(
     paramwise_cfg=dict(
         custom_keys={
             'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
+            'norm': dict(decay_mult=0.),
+            'backbone': dict(lr_mult=0.5)
         }))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
@@ -61,7 +62,7 @@ param_scheduler = [
         convert_to_iter_based=True)
 ]
 train_cfg = dict(
-    type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=epochs // 2)
+    type='EpochBasedTrainLoop', max_epochs=epochs, val_interval=epochs)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(

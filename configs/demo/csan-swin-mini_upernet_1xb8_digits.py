@@ -10,10 +10,10 @@ class_weight = [0.2] + [1.] * 10
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
+        _base_.swin_mini,
         init_cfg=dict(
             type='mmcsan.PretrainedClassifier',
-            checkpoint='work_dirs/demo/classifier/epoch_8.pth'),
-        **_base_.swin_mini),
+            checkpoint='work_dirs/demo/classifier/epoch_9.pth')),
     decode_head=dict(
         in_channels=[32, 64, 128, 256],
         pool_scales=(1, 2),
@@ -27,7 +27,7 @@ model = dict(
         num_classes=11,
         norm_cfg=norm_cfg,
         loss_decode=dict(class_weight=class_weight)))
-iters = 600
+iters = 700
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.01),
@@ -48,7 +48,7 @@ param_scheduler = [
         end=iters)
 ]
 train_cfg = dict(
-    type='IterBasedTrainLoop', max_iters=iters, val_interval=iters // 2)
+    type='IterBasedTrainLoop', max_iters=iters, val_interval=iters)
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(checkpoint=dict(interval=iters))

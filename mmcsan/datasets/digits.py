@@ -33,12 +33,12 @@ _STREAM_SPLIT, _STREAM_SINGLE, _STREAM_SCENE = range(3)
 
 # Background texture: cell size in pixels and amplitude in grey levels, the
 # same for single digits and for scenes so that one transfers to the other.
-_OCTAVES = ((64, 48), (24, 24), (8, 12))
+_OCTAVES = ((64, 40), (24, 20), (8, 8))
 _BRIGHTEST_BACKGROUND = 144
 _PIXEL_NOISE = 8
 # A digit is brighter than what it is drawn on, by this much in the sum of its
 # channels at least: of one polarity, so that minutes of training suffice.
-_CONTRAST = 280
+_CONTRAST = 320
 # No digit is covered by more than 30 percent.
 _MIN_VISIBLE_PERCENT = 70
 _PLACEMENT_TRIES = 20
@@ -78,7 +78,7 @@ class DigitsSpec:
     val_scenes: int = 150
     min_digits: int = 3
     max_digits: int = 7
-    min_digit_size: int = 26
+    min_digit_size: int = 28
     max_digit_size: int = 42
 
     def __post_init__(self):

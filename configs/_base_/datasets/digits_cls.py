@@ -9,10 +9,24 @@ data_preprocessor = dict(
     to_rgb=True)
 
 # No flips anywhere: a mirrored digit is another digit, or none.
+pad_val = 72  # about as bright as the backgrounds
 train_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='RandomCrop', crop_size=48, padding=4, padding_mode='reflect'),
-    dict(type='Rotate', angle=15., prob=0.5, random_negative_prob=0.5),
+    dict(
+        type='Rotate',
+        angle=18.,
+        prob=0.5,
+        random_negative_prob=0.5,
+        pad_val=pad_val,
+        interpolation='bilinear'),
+    dict(
+        type='Shear',
+        magnitude=0.25,
+        prob=0.5,
+        random_negative_prob=0.5,
+        pad_val=pad_val,
+        interpolation='bilinear'),
     dict(type='PackInputs'),
 ]
 test_pipeline = [
