@@ -62,7 +62,7 @@ extras = {
         floor('mmseg', 'onedl-mmsegmentation'),
         'onedl-mim>=0.5.1',
     ],
-    'demo': ['mlxtend>=0.23', 'matplotlib'],
+    'demo': ['mlxtend>=0.23', 'matplotlib', 'pycocotools'],
     'test': ['pytest>=7', 'ruff', 'isort', 'setuptools>=64', 'wheel'],
     'docs': ['sphinx', 'myst-parser', 'sphinx-rtd-theme'],
     'export': ['onnx', 'onnxscript', 'onnxruntime'],
@@ -76,6 +76,8 @@ setup(
     version=VERSION['__version__'],
     description='CSaN and Pola attention as backbones for mmpretrain, mmdet '
     'and mmsegmentation',
+    long_description=(ROOT / 'README.md').read_text('utf-8'),
+    long_description_content_type='text/markdown',
     license='Apache-2.0',
     packages=find_packages(include=['mmcsan', 'mmcsan.*']),
     python_requires='>=3.10',

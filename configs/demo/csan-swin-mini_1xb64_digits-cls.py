@@ -14,7 +14,7 @@ model = dict(
         topk=(1, ),
         loss=dict(
             type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')))
-epochs = 9
+epochs = 10
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=8e-4, weight_decay=0.05),
@@ -31,7 +31,7 @@ param_scheduler = [
         end=epochs,
         convert_to_iter_based=True)
 ]
-train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=3)
+train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 default_hooks = dict(

@@ -11,7 +11,7 @@ model = dict(
         _base_.swin_mini,
         init_cfg=dict(
             type='mmcsan.PretrainedClassifier',
-            checkpoint='work_dirs/demo/classifier/epoch_9.pth')),
+            checkpoint='work_dirs/demo/classifier/epoch_10.pth')),
     neck=dict(
         in_channels=[32, 64, 128, 256], out_channels=channels, num_outs=4),
     rpn_head=dict(
@@ -40,7 +40,7 @@ model = dict(
         rcnn=dict(sampler=dict(num=48, pos_fraction=0.33))),
     test_cfg=dict(
         rpn=dict(nms_pre=200, max_per_img=50), rcnn=dict(max_per_img=20)))
-epochs = 5
+epochs = 4
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

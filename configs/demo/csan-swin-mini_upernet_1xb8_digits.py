@@ -6,14 +6,14 @@ _base_ = [
 norm_cfg = dict(type='BN', requires_grad=True)
 # Nine pixels in ten are background: without weights it is all that is learnt
 # in so short a time.
-class_weight = [0.2] + [1.] * 10
+class_weight = [0.4] + [1.] * 10
 model = dict(
     data_preprocessor=dict(size=(128, 128)),
     backbone=dict(
         _base_.swin_mini,
         init_cfg=dict(
             type='mmcsan.PretrainedClassifier',
-            checkpoint='work_dirs/demo/classifier/epoch_9.pth')),
+            checkpoint='work_dirs/demo/classifier/epoch_10.pth')),
     decode_head=dict(
         in_channels=[32, 64, 128, 256],
         pool_scales=(1, 2),
@@ -27,7 +27,7 @@ model = dict(
         num_classes=11,
         norm_cfg=norm_cfg,
         loss_decode=dict(class_weight=class_weight)))
-iters = 700
+iters = 900
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=3e-3, weight_decay=0.01),
@@ -36,7 +36,7 @@ optim_wrapper = dict(
         custom_keys={
             'relative_position_bias_table': dict(decay_mult=0.),
             'norm': dict(decay_mult=0.),
-            'backbone': dict(lr_mult=0.3)
+            'backbone': dict(lr_mult=0.5)
         }))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),

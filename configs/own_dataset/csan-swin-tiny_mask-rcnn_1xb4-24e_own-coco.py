@@ -1,11 +1,12 @@
-# Instance segmentation of one's own images: edit down to the line.
-# Annotations are COCO files with boxes and masks; classes are the names of
-# their categories. For boxes alone, see the README.
+# Instance segmentation, or detection, of one's own images: edit down to the
+# line. Annotations are COCO files with boxes and, for segmentation, masks;
+# classes are the names of their categories.
 _base_ = [
     '../_base_/models/mask-rcnn_swin_fpn.py', '../_base_/runtime_det.py'
 ]
 data_root = 'data/my_dataset/'
 classes = ('thing', )
+masks = True  # False: boxes alone
 train_images, train_annotations = 'train/', 'instances_train.json'
 val_images, val_annotations = 'val/', 'instances_val.json'
 image_scale = (1333, 800)  # longest and shortest side, in pixels
@@ -18,6 +19,7 @@ window_size = 7
 if isinstance(classes, str):
     raise TypeError(f'classes is the text {classes!r}: write it as a tuple')
 model = dict(
+    data_preprocessor=dict(pad_mask=masks),
     backbone=dict(
         arch=arch,
         attention=attention,
@@ -27,10 +29,12 @@ model = dict(
     neck=dict(in_channels=channels),
     roi_head=dict(
         bbox_head=dict(num_classes=len(classes)),
-        mask_head=dict(num_classes=len(classes))))
+        mask_head=dict(num_classes=len(classes)) if masks else None))
+if not masks:
+    model['roi_head']['mask_roi_extractor'] = None
 train_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=masks),
     dict(
         type='RandomResize',
         scale=image_scale,
@@ -42,7 +46,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=image_scale, keep_ratio=True),
-    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
+    dict(type='LoadAnnotations', with_bbox=True, with_mask=masks),
     dict(
         type='PackDetInputs',
         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
@@ -78,7 +82,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(
     type='CocoMetric',
     ann_file=data_root + val_annotations,
-    metric=['bbox', 'segm'])
+    metric=['bbox', 'segm'] if masks else ['bbox'])
 test_evaluator = val_evaluator
 optim_wrapper = dict(
     type='OptimWrapper',
@@ -105,5 +109,7 @@ train_cfg = dict(
 val_cfg = dict(type='ValLoop')
 test_cfg = dict(type='TestLoop')
 default_hooks = dict(
-    checkpoint=dict(save_best='coco/segm_mAP', rule='greater'))
+    checkpoint=dict(
+        save_best='coco/segm_mAP' if masks else 'coco/bbox_mAP',
+        rule='greater'))
 auto_scale_lr = dict(enable=False, base_batch_size=4)

@@ -1,15 +1,14 @@
 """What every backbone shares: freezing, modes, output norms, arguments."""
-import logging
 from abc import ABCMeta, abstractmethod
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch.nn as nn
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcsan.attentions import BaseAttention
+from mmcsan.registry import unknown_name
 
 
 def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
@@ -35,8 +34,8 @@ def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
         for candidate in (name, prefix + name):
             if candidate in zoo:
                 return dict(zoo[candidate])
-        raise KeyError(f'arch={arch!r} is unknown. Known: {", ".join(zoo)}; '
-                       f'or give a dict with {", ".join(keys)}')
+        raise KeyError(f'{unknown_name("arch", arch, zoo)}; or a dict with '
+                       f'{", ".join(keys)}')
     if not isinstance(arch, dict):
         raise TypeError(f'arch must be a name or a dict, but got {arch!r}')
     missing = [key for key in keys if key not in arch]
@@ -209,10 +208,3 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
     def attentions(self) -> List[BaseAttention]:
         """Every attention module, in order of depth."""
         return [m for m in self.modules() if isinstance(m, BaseAttention)]
-
-    def _log_size(self) -> None:
-        params = sum(p.numel() for p in self.parameters())
-        print_log(
-            f'{type(self).__name__}: {params / 1e6:.3f} M parameters',
-            logger='current',
-            level=logging.DEBUG)

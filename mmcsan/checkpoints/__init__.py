@@ -1,4 +1,5 @@
 """Classification checkpoints: formats, reading, loading, reporting."""
+from .convert import Conversion, convert_checkpoint, save_weights
 from .errors import CheckpointError
 from .formats import FORMATS, recognize
 from .initializer import PretrainedClassifier
@@ -6,7 +7,8 @@ from .loader import LoadReport, load_classification_checkpoint
 from .reader import find_checkpoint, read_state_dict
 
 __all__ = [
-    'CheckpointError', 'FORMATS', 'LoadReport', 'PretrainedClassifier',
-    'find_checkpoint', 'load_classification_checkpoint', 'read_state_dict',
-    'recognize'
+    'CheckpointError', 'Conversion', 'FORMATS', 'LoadReport',
+    'PretrainedClassifier', 'convert_checkpoint', 'find_checkpoint',
+    'load_classification_checkpoint', 'read_state_dict', 'recognize',
+    'save_weights'
 ]

@@ -91,6 +91,12 @@ class Format:
 
         return all(map(occurs, self.has)) and not any(map(occurs, self.lacks))
 
+    def leaves_out(self, key: str) -> bool:
+        """Whether a key is a classifier's or a derived buffer's."""
+        return any(
+            re.fullmatch(pattern, key)
+            for pattern in self.heads + self.derived)
+
     def rename(self, key: str,
                num_stages: int) -> Optional[Tuple[str, Optional[Callable]]]:
         """New name and transform of a key; None if no rule is for it."""

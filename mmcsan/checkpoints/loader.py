@@ -1,5 +1,6 @@
 """Load a classification checkpoint into a backbone, with a full account."""
 import logging
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,9 +11,8 @@ import torch.nn.functional as F
 from mmengine.logging import print_log
 from torch import Tensor
 
+from .convert import Conversion, convert_checkpoint
 from .errors import CheckpointError
-from .formats import Format, peel, recognize
-from .reader import read_state_dict
 
 PLAIN_KEYS = ('qkv.', 'proj.', 'relative_position_bias_table')
 """What plain attention has; other keys of an attention are its own."""
@@ -33,7 +33,8 @@ class LoadReport:
         mismatched (dict[str, tuple]): Keys whose shapes differ: the
             checkpoint's and the backbone's.
         dropped (list[str]): Keys of the checkpoint left out by design: heads,
-            what stands beside a backbone, norms of maps not returned.
+            buffers computed here, what stands beside a backbone, norms of
+            maps not returned.
         unexpected (list[str]): Keys of the checkpoint with no place here.
     """
 
@@ -123,16 +124,12 @@ def load_classification_checkpoint(backbone: nn.Module,
     if not 0 <= min_coverage <= 1:
         raise ValueError(f'min_coverage={min_coverage} is not in [0, 1]')
     name = 'checkpoint' if isinstance(source, dict) else str(source)
-    state_dict, outside = peel(read_state_dict(source, ema), prefix)
-    try:
-        fmt = recognize(state_dict)
-    except CheckpointError as e:
-        raise CheckpointError(f'{name}: {e}') from e
-    if fmt.family != type(backbone).__name__:
-        raise CheckpointError(f'{name} is of {fmt.name}, for a {fmt.family}, '
-                              f'not a {type(backbone).__name__}')
-    weights, report = _assign(backbone, state_dict, fmt)
-    report.dropped = outside + report.dropped
+    done = convert_checkpoint(source, ema, prefix)
+    if done.format.family != type(backbone).__name__:
+        raise CheckpointError(
+            f'{name} is of {done.format.name}, for a {done.format.family}, '
+            f'not a {type(backbone).__name__}')
+    weights, report = _assign(backbone, done)
     _check(report, name, min_coverage)
     backbone.load_state_dict(weights, strict=False)
     print_log(report.summary(), logger='current', level=logging.INFO)
@@ -144,73 +141,105 @@ def load_classification_checkpoint(backbone: nn.Module,
     return report
 
 
-def _assign(backbone: nn.Module, state_dict: Dict[str, Tensor],
-            fmt: Format) -> Tuple[Dict[str, Tensor], LoadReport]:
+def _assign(backbone: nn.Module,
+            done: Conversion) -> Tuple[Dict[str, Tensor], LoadReport]:
     """Find the place of every key."""
-    report = LoadReport(fmt.name)
+    report = LoadReport(
+        done.format.name,
+        dropped=list(done.dropped),
+        unexpected=list(done.unexpected))
     targets = backbone.state_dict()
     weights = {}
-    for key, value in state_dict.items():
-        if _matches(fmt.derived, key):
-            continue
-        renamed = fmt.rename(key, backbone.num_stages)
-        if renamed is None:
-            kind = 'dropped' if _matches(fmt.heads, key) else 'unexpected'
-            getattr(report, kind).append(key)
-            continue
-        name, transform = renamed
-        if name not in targets:
-            # A norm of a map that is not returned here has no place.
-            kind = 'dropped' if re.match(r'norm\d', name) else 'unexpected'
-            getattr(report, kind).append(key)
-            continue
-        value = transform(value) if transform else value
-        _place(name, value, targets[name], weights, report)
-    own = _own_attention_keys(backbone) if fmt.plain else set()
+    for name, value in done.weights.items():
+        if name in targets:
+            _place(name, value, backbone, targets[name], weights, report)
+        elif _is_output_norm(name):  # of a map that is not returned here
+            report.dropped.append(name)
+        else:
+            report.unexpected.append(name)
+    own = _own_attention_keys(backbone) if done.format.plain else set()
     for name in targets:
         if name in weights or name in report.mismatched:
             continue
-        by_design = name in own or re.match(r'norm\d', name)
+        by_design = name in own or _is_output_norm(name)
         (report.new if by_design else report.missing).append(name)
     return weights, report
 
 
-def _place(name: str, value: Tensor, target: Tensor, weights: dict,
-           report: LoadReport) -> None:
-    if value.shape == target.shape:
+def _is_output_norm(name: str) -> bool:
+    return re.match(r'norm\d', name) is not None
+
+
+def _place(name: str, value: Tensor, backbone: nn.Module, target: Tensor,
+           weights: dict, report: LoadReport) -> None:
+    """Put a tensor in its place, resized if it is a position table."""
+    shapes = (tuple(value.shape), tuple(target.shape))
+    if shapes[0] == shapes[1]:
         report.matched.append(name)
-    elif name.endswith('relative_position_bias_table') and (
+    elif name.endswith('.relative_position_bias_table') and (
             value.dim() == 2 and value.shape[1] == target.shape[1]):
-        report.resized[name] = (tuple(value.shape), tuple(target.shape))
-        value = resize_relative_table(value, target.shape[0])
+        attention = backbone.get_submodule(name.rpartition('.')[0])
+        value = resize_relative_table(value, attention.grid_size)
+        report.resized[name] = shapes
     else:
-        report.mismatched[name] = (tuple(value.shape), tuple(target.shape))
+        report.mismatched[name] = shapes
         return
+    if value.is_floating_point() and not value.isfinite().all():
+        print_log(
+            f'{name} of the checkpoint holds NaN or infinity',
+            logger='current',
+            level=logging.WARNING)
     weights[name] = value
 
 
-def resize_relative_table(table: Tensor, length: int) -> Tensor:
-    """Resize the relative-position table of square windows in 2-D, bicubic.
+def table_sides(length: int, like: Tuple[int, int]) -> Tuple[int, int]:
+    """Sides of the relative-position table of a window.
+
+    A window of h x w has 2h - 1 by 2w - 1 relative positions. A length that
+    is a square is taken for that of a square window; otherwise the sides come
+    as close as possible to the proportions of another table.
 
     Args:
-        table (Tensor): (old side squared, heads).
-        length (int): New number of rows, a square number.
+        length (int): Number of rows of the table.
+        like (tuple[int, int]): Sides of the other table.
 
     Returns:
-        Tensor: (length, heads).
+        tuple[int, int]: Height and width of the table.
 
     Raises:
-        CheckpointError: If either is not the table of a square window.
+        CheckpointError: If no window has a table of that length.
     """
-    sides = [round(n**0.5) for n in (len(table), length)]
-    if sides[0]**2 != len(table) or sides[1]**2 != length:
-        raise CheckpointError(
-            f'a relative-position table of {len(table)} rows cannot become '
-            f'one of {length}: only square windows are resized')
-    # (L, H) -> (1, H, l, l) -> (1, H, l', l') -> (L', H)
-    grid = table.float().t().reshape(1, -1, sides[0], sides[0])
-    grid = F.interpolate(
-        grid, size=(sides[1], ) * 2, mode='bicubic', align_corners=False)
+    root = round(length**0.5)
+    if root * root == length and root % 2:
+        return root, root
+    pairs = [(side, length // side) for side in range(1, length + 1, 2)
+             if length % side == 0 and (length // side) % 2]
+    if not pairs:
+        raise CheckpointError(f'a relative-position table of {length} rows '
+                              'belongs to no window')
+    return min(
+        pairs,
+        key=lambda pair: abs(math.log(pair[0] * like[1] / pair[1] / like[0])))
+
+
+def resize_relative_table(table: Tensor, window: Tuple[int, int]) -> Tensor:
+    """Resize the relative-position table of a window in 2-D, bicubic.
+
+    Args:
+        table (Tensor): ((2h - 1) * (2w - 1), heads) of a window h x w.
+        window (tuple[int, int]): Height and width of the new window.
+
+    Returns:
+        Tensor: The table of the new window.
+
+    Raises:
+        CheckpointError: If the table belongs to no window.
+    """
+    new = tuple(2 * side - 1 for side in window)
+    old = table_sides(len(table), new)
+    # (L, H) -> (1, H, h, w) -> (1, H, h', w') -> (L', H)
+    grid = table.float().t().reshape(1, -1, *old)
+    grid = F.interpolate(grid, size=new, mode='bicubic', align_corners=False)
     return grid.flatten(2)[0].t().contiguous().to(table.dtype)
 
 
@@ -255,7 +284,3 @@ def _cause(report: LoadReport) -> str:
     if report.mismatched:
         return 'another arch: shapes differ'
     return 'keys are missing or have no place'
-
-
-def _matches(patterns, key: str) -> bool:
-    return any(re.fullmatch(pattern, key) for pattern in patterns)

@@ -1,5 +1,6 @@
 """Read checkpoint files as data: nothing in one is executed."""
 import io
+import json
 import os
 from pathlib import Path
 from typing import Dict, List, Optional, Union
@@ -86,8 +87,8 @@ def read_checkpoint(source: Union[str, Path]) -> dict:
     """Read a file of any supported kind into a dict, on the CPU.
 
     Args:
-        source (str | Path): A ``.pth``-like or ``.safetensors`` file, or an
-            ``http(s)`` URL of one.
+        source (str | Path): A ``.pth``-like or ``.safetensors`` file, an
+            ``http(s)`` URL of one, or the ``.index.json`` of a sharded one.
 
     Returns:
         dict: What the file holds; objects that are no data are stand-ins.
@@ -102,8 +103,26 @@ def read_checkpoint(source: Union[str, Path]) -> dict:
             return _read(download(str(source)), str(source))
         source = local
     path = find_checkpoint(source)
+    if path.name.endswith('.index.json'):
+        return _read_shards(path)
     with open(path, 'rb') as file:
         return _read(file, str(path))
+
+
+def _read_shards(index: Path) -> dict:
+    """Read the files that an index of a sharded checkpoint names."""
+    try:
+        shards = json.loads(index.read_text('utf-8'))['weight_map'].values()
+    except (ValueError, KeyError, AttributeError) as e:
+        raise CheckpointError(f'{index} is no index of a sharded checkpoint: '
+                              f'it lacks a weight_map ({e})') from e
+    content = {}
+    for shard in sorted(set(shards)):
+        if Path(shard).name != shard:
+            raise CheckpointError(f'{index} names {shard}, which is outside '
+                                  'of its directory')
+        content.update(read_checkpoint(index.with_name(shard)))
+    return content
 
 
 def _read(file, name: str) -> dict:

@@ -34,7 +34,7 @@ def load_from_http(filename: str, map_location) -> dict:
         dict: What it holds.
 
     Raises:
-        CheckpointError: If it cannot be had, is damaged or holds more than data.
+        CheckpointError: If it cannot be had, is damaged or is no data.
     """
     return load_torch(
         download(filename), filename, RunUnpickler, map_location)

@@ -1,4 +1,5 @@
 import argparse
+import json
 import logging
 import os
 
@@ -65,8 +66,10 @@ def test_csan_swin(attention, prefix):
     assert report.format == 'CSaN Swin'
     assert set(report.new) == NEW_NORMS
     assert not report.missing and not report.unexpected
-    assert {k.replace(prefix, '') for k in report.dropped} == {
-        'head.fc.weight', 'head.fc.bias'}
+    assert set(report.dropped) == {
+        'head.fc.weight', 'head.fc.bias', 'layers.0.blocks.1.attn_mask',
+        'layers.0.blocks.0.attn.relative_position_index'
+    }
     assert report.coverage == 1
     same(source, target, ('norm0', 'norm1', 'norm2'))
 
@@ -227,7 +230,6 @@ def test_one_line_is_logged(monkeypatch):
 
 
 def test_to_dict_is_json():
-    import json
     report = load_classification_checkpoint(
         build(window_size=7), build().state_dict())
     assert json.loads(json.dumps(report.to_dict()))['coverage'] == 1
@@ -382,3 +384,73 @@ def test_torchscript_is_refused(tmp_path):
     torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / 'a.pth')
     with pytest.raises(CheckpointError, match='TorchScript'):
         load_classification_checkpoint(build(), tmp_path / 'a.pth')
+
+
+def test_rectangular_windows_are_resized_in_2d():
+    source = build(window_size=[(2, 5)] * 4)
+    target = build(seed=1, window_size=[(3, 7)] * 4)
+    table = source.stages[0].blocks[0].attn.relative_position_bias_table
+    with torch.no_grad():  # a ramp along the width alone
+        table.copy_(torch.arange(9.).repeat(3)[:, None])
+    report = load_classification_checkpoint(target, source.state_dict())
+    assert set(report.resized.values()) == {((27, h), (65, h))
+                                            for h in ARCH['num_heads']}
+    resized = target.stages[0].blocks[0].attn.relative_position_bias_table
+    resized = resized.view(5, 13)
+    assert torch.allclose(resized, resized[:1].expand(5, 13), atol=1e-5)
+    assert (resized[0].diff() > 0).all()
+
+
+def test_table_of_no_window():
+    state = build().state_dict()
+    key = 'stages.0.blocks.0.attn.relative_position_bias_table'
+    state[key] = torch.zeros(50, 1)
+    with pytest.raises(CheckpointError, match='50 rows'):
+        load_classification_checkpoint(build(), state)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16,
+                                   torch.float64])
+def test_other_precisions(dtype):
+    source, target = build(), build(seed=1)
+    source.to(dtype)
+    load_classification_checkpoint(target, source.state_dict())
+    for key, value in target.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, source.state_dict()[key].float())
+
+
+def test_nan_is_warned_of(monkeypatch):
+    lines = []
+    monkeypatch.setattr(
+        'mmcsan.checkpoints.loader.print_log',
+        lambda line, level, **kwargs: lines.append((line, level)))
+    state = build().state_dict()
+    state['patch_embed.projection.bias'][3] = float('nan')
+    load_classification_checkpoint(build(), state)
+    warned = [line for line, level in lines if level == logging.WARNING]
+    assert len(warned) == 1
+    assert warned[0].startswith('patch_embed.projection.bias')
+
+
+def test_sharded(tmp_path):
+    from safetensors.torch import save_file
+    source, target = build(), build(seed=1)
+    state = source.state_dict()
+    keys = list(state)
+    weight_map = {}
+    for number, part in enumerate((keys[:50], keys[50:])):
+        name = f'model-{number}.safetensors'
+        save_file({k: state[k] for k in part}, tmp_path / name)
+        weight_map.update(dict.fromkeys(part, name))
+    index = tmp_path / 'model.safetensors.index.json'
+    index.write_text(json.dumps(dict(weight_map=weight_map)))
+    load_classification_checkpoint(target, index)
+    same(source, target)
+    (tmp_path / 'model-1.safetensors').unlink()
+    with pytest.raises(CheckpointError, match='model-1'):
+        load_classification_checkpoint(target, index)
+    for bad in ('{}', '[1]', 'no json', '{"weight_map": {"a": "../b.pth"}}'):
+        index.write_text(bad)
+        with pytest.raises(CheckpointError, match='index'):
+            load_classification_checkpoint(target, index)

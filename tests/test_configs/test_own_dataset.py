@@ -45,6 +45,14 @@ def test_at_most_ten_lines_to_edit_for_data(source):
     assert 0 < len(data_lines) <= 10
 
 
+def test_boxes_alone(tmp_path):
+    cfg = Config.fromfile(edited(INSTANCE, tmp_path, {'masks': 'False'}))
+    assert cfg.model.roi_head.mask_head is None
+    assert cfg.model.roi_head.mask_roi_extractor is None
+    assert not cfg.train_pipeline[1].with_mask
+    assert cfg.val_evaluator.metric == ['bbox']
+
+
 @pytest.mark.parametrize('source', [SEMANTIC, INSTANCE])
 def test_classes_as_text_are_refused(source, tmp_path):
     path = edited(source, tmp_path, {'classes': "'nucleus'"})

@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 
 
-
 @pytest.mark.slow
 def test_quick_demo(root, tmp_path):
     work, data = tmp_path / 'work', tmp_path / 'digits'
