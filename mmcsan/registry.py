@@ -105,5 +105,5 @@ WEIGHT_INITIALIZERS = _child('WEIGHT_INITIALIZERS', 'mmcsan.checkpoints')
 HOOKS = _child('HOOKS', 'mmcsan.engine')
 OPTIM_WRAPPER_CONSTRUCTORS = _child('OPTIM_WRAPPER_CONSTRUCTORS',
                                     'mmcsan.engine')
-DATASETS = _child('DATASETS', 'mmcsan.datasets')
+DATASETS = _child('DATASETS', 'mmcsan.datasets.coco')
 TRANSFORMS = _child('TRANSFORMS', 'mmcsan.datasets')

@@ -3,14 +3,11 @@ import argparse
 import difflib
 import os
 import os.path as osp
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if (ROOT / 'mmcsan' / 'registry.py').is_file():
-    # a clone that was never installed works too
-    sys.path.append(str(ROOT))
+import _clone  # noqa: F401
 
+# isort: split
 import mmcsan  # noqa: E402, F401  names what is missing and how to cure it
 
 # isort: split

@@ -8,6 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+import _clone  # noqa: F401
+
+# isort: split
 from mmcsan.checkpoints import (CheckpointError, convert_checkpoint,
                                 save_weights)
 

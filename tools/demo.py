@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional
 
+import _clone  # noqa: F401
 from demo_report import draw_predictions, last_checkpoint, write_report
 
 ROOT = Path(__file__).resolve().parents[1]

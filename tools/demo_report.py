@@ -82,24 +82,40 @@ def draw_predictions(work_dir: Path, data_root: Path) -> Path:
                 axis.set_title(titles[column], fontsize=11)
             if column in (1, 2):
                 axis.imshow(
-                    cell, cmap='tab20', vmin=0, vmax=19,
+                    cell, cmap=_colours(), vmin=0, vmax=10,
                     interpolation='nearest')
             else:
                 axis.imshow(columns[0][row])
                 if column > 2:
                     _draw_instances(axis, cell)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.legend(
+        handles=[
+            plt.Rectangle((0, 0), 1, 1, color=_colours()(digit + 1))
+            for digit in range(10)
+        ],
+        labels=[str(digit) for digit in range(10)],
+        loc='lower center',
+        ncol=10,
+        frameon=False)
     path = work_dir / 'predictions.png'
     figure.savefig(path, dpi=80)
     plt.close(figure)
     return path
 
 
+def _colours():
+    """A colour for the background and one for each digit."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.pyplot import get_cmap
+    return ListedColormap([(0.15, 0.15, 0.15), *get_cmap('tab10').colors])
+
+
 def _draw_instances(axis, instances) -> None:
     """Outline boxes and tint masks; name the class and the score."""
     import matplotlib.pyplot as plt
     import numpy as np
-    colours = plt.get_cmap('tab20')
+    colours = _colours()
     for box, mask, label, score in instances:
         colour = colours(label + 1)
         tint = np.zeros((*mask.shape, 4))

@@ -2,6 +2,9 @@
 import argparse
 import sys
 
+import _clone  # noqa: F401
+
+# isort: split
 from mmengine.config import Config
 
 from mmcsan.checkpoints import (CheckpointError, convert_checkpoint,

@@ -53,7 +53,9 @@ test_pipeline = [
                    'scale_factor'))
 ]
 dataset = dict(
-    type='CocoDataset', data_root=data_root, metainfo=dict(classes=classes))
+    type='mmcsan.CocoDataset',
+    data_root=data_root,
+    metainfo=dict(classes=classes))
 train_dataloader = dict(
     batch_size=4,
     num_workers=2,

@@ -113,7 +113,7 @@ def _read_shards(index: Path) -> dict:
     """Read the files that an index of a sharded checkpoint names."""
     try:
         shards = json.loads(index.read_text('utf-8'))['weight_map'].values()
-    except (ValueError, KeyError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise CheckpointError(f'{index} is no index of a sharded checkpoint: '
                               f'it lacks a weight_map ({e})') from e
     content = {}

@@ -39,8 +39,8 @@ _PIXEL_NOISE = 8
 # A digit is brighter than what it is drawn on, by this much in the sum of its
 # channels at least: of one polarity, so that minutes of training suffice.
 _CONTRAST = 320
-# No digit is covered by more than 30 percent.
-_MIN_VISIBLE_PERCENT = 70
+# No digit is covered by more than 20 percent.
+_MIN_VISIBLE_PERCENT = 80
 _PLACEMENT_TRIES = 20
 
 Instance = namedtuple('Instance', 'label, row, mask')
