@@ -27,7 +27,7 @@ model = dict(
         num_classes=11,
         norm_cfg=norm_cfg,
         loss_decode=dict(class_weight=class_weight)))
-iters = 700
+iters = 1000
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-2, weight_decay=0.01),
