@@ -11,7 +11,8 @@ train_images, train_annotations = 'train/', 'instances_train.json'
 val_images, val_annotations = 'val/', 'instances_val.json'
 image_scale = (1333, 800)  # longest and shortest side, in pixels
 max_epochs = 24
-arch, channels = 'swin-tiny', [96, 192, 384, 768]
+arch = 'swin-tiny'
+channels = [96, 192, 384, 768]  # of its stages
 attention = dict(type='CSaN', init='identity')
 checkpoint = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'  # noqa: E501
 window_size = 7

@@ -9,7 +9,8 @@ val_images, val_masks = 'val', 'val_masks'
 image_suffix, mask_suffix = '.jpg', '.png'
 crop_size = (512, 512)  # height and width; the short side is resized to it
 max_iters = 4000
-arch, channels = 'swin-tiny', [96, 192, 384, 768]
+arch = 'swin-tiny'
+channels = [96, 192, 384, 768]  # of its stages
 attention = dict(type='CSaN', init='identity')
 checkpoint = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth'  # noqa: E501
 window_size = 7

@@ -13,8 +13,9 @@ INSTANCE = FOLDER / 'csan-swin-tiny_mask-rcnn_1xb4-24e_own-coco.py'
 
 # A network for two cores, without a checkpoint.
 SMALL = {
-    'arch, channels': 'dict(embed_dims=32, depths=[1, 1, 2, 1], '
-    'num_heads=[2, 4, 8, 16]), [32, 64, 128, 256]',
+    'arch': 'dict(embed_dims=32, depths=[1, 1, 2, 1], '
+    'num_heads=[2, 4, 8, 16])',
+    'channels': '[32, 64, 128, 256]',
     'attention': "dict(type='CSaN', posinfo=True)",
     'window_size': '4',
     'checkpoint': 'None',
@@ -40,7 +41,8 @@ def test_at_most_ten_lines_to_edit_for_data(source):
     data_lines = [
         line for line in top.splitlines()
         if re.match(r'[a-z]', line) and not line.startswith(
-            ('arch', 'attention', 'checkpoint', 'window_size', '_base_'))
+            ('arch', 'attention', 'channels', 'checkpoint', 'window_size',
+             '_base_'))
     ]
     assert 0 < len(data_lines) <= 10
 
