@@ -17,6 +17,7 @@ from mmengine.device import get_device  # noqa: E402
 from mmengine.registry import RUNNERS  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 
+from mmcsan.checkpoints import CheckpointError  # noqa: E402
 from mmcsan.engine import read_checkpoints_as_data  # noqa: E402
 from mmcsan.version import DependencyError, require  # noqa: E402
 
@@ -215,3 +216,25 @@ def build_runner(cfg):
     if 'runner_type' in cfg:
         return RUNNERS.build(cfg)
     return Runner.from_cfg(cfg)
+
+
+def run(start):
+    """Train or test, and leave in good order.
+
+    Args:
+        start (callable): ``runner.train`` or ``runner.test``.
+
+    Returns:
+        object: What it returns.
+
+    Raises:
+        SystemExit: If a checkpoint cannot be used.
+    """
+    try:
+        result = start()
+    except CheckpointError as e:
+        fail(str(e))
+    if torch.distributed.is_initialized():
+        # Threads of gloo that are still alive at exit abort the process.
+        torch.distributed.destroy_process_group()
+    return result

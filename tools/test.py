@@ -4,7 +4,7 @@ import os.path as osp
 import sys
 
 from _common import (build_runner, fail, find_checkpoint, load_config,
-                     new_parser, require_amp_device)
+                     new_parser, require_amp_device, run)
 from mmengine.config import ConfigDict
 from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
@@ -186,7 +186,7 @@ def main():
     runner = build_runner(cfg)
     if out_item == 'pred':
         runner.test_evaluator.metrics.append(dumper(cfg, args.out))
-    metrics = runner.test()
+    metrics = run(runner.test)
     if out_item == 'metrics' and is_main_process():
         dump(metrics, args.out)
 

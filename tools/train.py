@@ -2,7 +2,7 @@
 import os.path as osp
 
 from _common import (build_runner, fail, find_checkpoint, load_config,
-                     new_parser, require_amp_device)
+                     new_parser, require_amp_device, run)
 from mmengine.runner import find_latest_checkpoint
 
 from mmcsan.checkpoints import CheckpointError
@@ -137,7 +137,7 @@ def main():
         cfg.load_from = find_checkpoint(cfg.load_from)
     if not cfg.get('load_from'):
         check_initial_weights(cfg.model)
-    build_runner(cfg).train()
+    run(build_runner(cfg).train)
 
 
 if __name__ == '__main__':
