@@ -16,8 +16,8 @@ def parse_args():
     parser.add_argument(
         '--amp-dtype',
         choices=['float16', 'bfloat16'],
-        default='float16',
-        help='the low precision of --amp')
+        help="the low precision of --amp. Default: the config's, else "
+        'float16')
     parser.add_argument(
         '--auto-scale-lr',
         action='store_true',
@@ -128,7 +128,8 @@ def main():
         if not cfg.get(key):
             fail(f'{args.config} has no {key}, so it cannot be trained')
     if args.amp:
-        use_amp(cfg, args.amp_dtype)
+        use_amp(cfg, args.amp_dtype or cfg.optim_wrapper.get('dtype')
+                or 'float16')
     if args.auto_scale_lr:
         scale_lr(cfg)
     if args.resume:

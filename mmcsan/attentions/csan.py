@@ -309,6 +309,9 @@ class CSaN(BaseAttention):
             hidden = ~layout.valid[:, None, None, :]  # (W, 1, 1, N)
         if self.hard_shift_mask and layout.mask is not None:
             masked = layout.mask[:, None] < 0  # (W, 1, N, N)
+            if layout.valid is not None:
+                # A padding query may have no real key in its own region.
+                masked = masked & layout.valid[:, None, :, None]
             hidden = masked if hidden is None else hidden | masked
         return hidden
 

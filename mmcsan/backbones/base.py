@@ -3,12 +3,14 @@ from abc import ABCMeta, abstractmethod
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch.nn as nn
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, initialize
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmcsan.attentions import BaseAttention
 from mmcsan.registry import unknown_name
+
+_FROM_CLASSIFIER = 'mmcsan.PretrainedClassifier'
 
 
 def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
@@ -144,12 +146,26 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
         """The norm of the map that stage ``index`` returns, if any."""
         return getattr(self, f'norm{index}', None)
 
+    def init_weights(self) -> None:
+        """Apply ``init_cfg``; a classifier fills the backbone last of all."""
+        cfgs = self.init_cfg or []
+        cfgs = [cfgs] if isinstance(cfgs, dict) else list(cfgs)
+        if self.is_init or not cfgs:
+            super().init_weights()
+            return
+        last = [c for c in cfgs if c['type'] == _FROM_CLASSIFIER]
+        whole, self.init_cfg = self.init_cfg, [c for c in cfgs
+                                               if c not in last]
+        super().init_weights()
+        self.init_cfg = whole
+        initialize(self, last)
+
     def freeze(self) -> None:
         """Stop gradients and training mode of the frozen stages."""
         if self.frozen_stages < 0:
             return
         frozen = list(self.stem_modules())
-        for index in range(self.frozen_stages):
+        for index in range(min(self.frozen_stages, len(self.stages))):
             frozen.append(self.stages[index])
             norm = self.output_norm(index)
             if norm is not None:

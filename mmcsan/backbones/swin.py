@@ -216,8 +216,8 @@ class SwinTransformer(BaseBackbone):
             Defaults to 0.
         drop_path_rate (float): Stochastic depth rate of the last block, from
             0 in the first. Defaults to 0.1.
-        out_indices (Sequence[int]): Stages to return.
-            Defaults to (0, 1, 2, 3), the last one if there are fewer.
+        out_indices (Sequence[int], optional): Stages to return, ascending;
+            those behind the last one are not built. Defaults to all.
         frozen_stages (int): -1 freezes nothing, 0 the stem, k the stem and
             the first k stages with their output norms. Defaults to -1.
         norm_eval (bool): Whether batch norms stay in evaluation mode.
@@ -290,6 +290,10 @@ class SwinTransformer(BaseBackbone):
             drop_rate=drop_rate,
             attn_drop_rate=attn_drop_rate)
         if norm_cfg is not None:
+            if norm_cfg.get('type') not in ('LN', 'LayerNorm'):
+                raise ValueError(f'norm_cfg={norm_cfg}: the maps are '
+                                 "normalised by dict(type='LN') or, with "
+                                 'None, not at all')
             for index in self.out_indices:
                 self.add_module(
                     f'norm{index}',
@@ -303,13 +307,14 @@ class SwinTransformer(BaseBackbone):
         rates = torch.linspace(
             0, drop_path_rate, sum(self.depths), device='cpu').tolist()
         self.stages = ModuleList()
-        for index, depth in enumerate(self.depths):
+        # Stages that no map is taken from would have unused parameters.
+        for index in range(self.out_indices[-1] + 1):
             blocks = [
                 dict(
                     num_heads=heads[index],
                     attention=attentions[index][i],
                     drop_path=rates.pop(0),
-                    **block) for i in range(depth)
+                    **block) for i in range(self.depths[index])
             ]
             self.stages.append(
                 SwinStage(self.stage_channels[index], self.windows[index],
@@ -326,7 +331,7 @@ class SwinTransformer(BaseBackbone):
 
     def stem_modules(self) -> List[nn.Module]:
         """See :meth:`BaseBackbone.stem_modules`."""
-        return [self.patch_embed]
+        return [self.patch_embed, self.drop_after_pos]
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images to maps.
@@ -349,8 +354,6 @@ class SwinTransformer(BaseBackbone):
                 norm = self.output_norm(index)
                 out = x if norm is None else norm(x)
                 outs.append(out.permute(0, 3, 1, 2).contiguous())
-            if index == self.out_indices[-1]:
-                break
         return tuple(outs)
 
 

@@ -128,18 +128,28 @@ _MERGE_LAST = Rule(r'layers\.(?P<stage>\d+)\.' + _DOWN,
                    r'stages.{next}.downsample.\2')
 
 _SWIN_TABLE = _BLOCK + r'attn\.relative_position_bias_table'
-_CSAN_KEY = r'.*\.attn\.reduce\.weight'
+_CSAN_KEY = r'.*\.attn\.(u|reduce|act\.proj|ka|kv|magk|temp)\..*'
 _POLA_KEY = r'.*\.attn\.qkvg\.weight'
+_OWN_SWIN = (r'stages\.\d+\.blocks\.\d+\.attn\.qkv\.weight',
+             r'stages\.\d+\.blocks\.\d+\.ffn\.layers\.1\.weight')
+_OWN_RULES = (Rule(r'((?:patch_embed|stages|norm\d)\..*)', r'\1'), )
 _FIRST_MERGE = r'layers\.0\.downsample\..*'
 
 FORMATS = (
     Format(
         name='mmcsan Swin',
         family='SwinTransformer',
-        has=(r'stages\.\d+\.blocks\.\d+\.attn\.qkv\.weight',
-             r'stages\.\d+\.blocks\.\d+\.ffn\.layers\.1\.weight'),
-        rules=(Rule(r'((?:patch_embed|stages|norm\d)\..*)', r'\1'), ),
+        has=_OWN_SWIN + (_CSAN_KEY, ),
+        rules=_OWN_RULES,
         heads=_HEADS),
+    Format(
+        name='mmcsan Swin, plain attention',
+        family='SwinTransformer',
+        has=_OWN_SWIN,
+        lacks=(_CSAN_KEY, _POLA_KEY),
+        rules=_OWN_RULES,
+        heads=_HEADS,
+        plain=True),
     Format(
         name='CSaN Swin',
         family='SwinTransformer',
@@ -203,6 +213,8 @@ def peel(state_dict: Dict[str, Tensor],
         CheckpointError: If no key has the given prefix.
     """
     outside: List[str] = []
+    if prefix and not prefix.endswith('.'):
+        prefix += '.'
     for part in ([prefix] if prefix else []) + list(PREFIXES) * 2:
         inside = {
             key[len(part):]: value
@@ -239,4 +251,6 @@ def recognize(keys: Iterable[str]) -> Format:
         names = ' and '.join(fmt.name for fmt in fitting)
         raise CheckpointError(f'it fits several formats, {names}; {look}')
     raise CheckpointError('it is no checkpoint that mmcsan knows ('
-                          f'{", ".join(f.name for f in FORMATS)}); {look}')
+                          f'{", ".join(f.name for f in FORMATS)}); {look}. If '
+                          'something unusual stands before the names of the '
+                          "backbone, give it as 'prefix'")

@@ -14,6 +14,8 @@ from torch import Tensor
 from .convert import Conversion, convert_checkpoint
 from .errors import CheckpointError
 
+_CSAN_PART = re.compile(r'\.attn\.(u|reduce|act\.proj|ka|kv|magk|temp)\.')
+
 PLAIN_KEYS = ('qkv.', 'proj.', 'relative_position_bias_table')
 """What plain attention has; other keys of an attention are its own."""
 
@@ -125,10 +127,14 @@ def load_classification_checkpoint(backbone: nn.Module,
         raise ValueError(f'min_coverage={min_coverage} is not in [0, 1]')
     name = 'checkpoint' if isinstance(source, dict) else str(source)
     done = convert_checkpoint(source, ema, prefix)
-    if done.format.family != type(backbone).__name__:
+    # Here, not at the top: converting a file needs no backbone.
+    from mmcsan.backbones.base import BaseBackbone
+    families = {cls.__name__ for cls in type(backbone).__mro__}
+    if not isinstance(backbone,
+                      BaseBackbone) or done.format.family not in families:
         raise CheckpointError(
-            f'{name} is of {done.format.name}, for a {done.format.family}, '
-            f'not a {type(backbone).__name__}')
+            f'{name} is of {done.format.name}, for a mmcsan.'
+            f'{done.format.family}, not a {type(backbone).__name__}')
     weights, report = _assign(backbone, done)
     _check(report, name, min_coverage)
     backbone.load_state_dict(weights, strict=False)
@@ -153,7 +159,7 @@ def _assign(backbone: nn.Module,
     for name, value in done.weights.items():
         if name in targets:
             _place(name, value, backbone, targets[name], weights, report)
-        elif _is_output_norm(name):  # of a map that is not returned here
+        elif _is_unused(name, backbone):
             report.dropped.append(name)
         else:
             report.unexpected.append(name)
@@ -161,13 +167,32 @@ def _assign(backbone: nn.Module,
     for name in targets:
         if name in weights or name in report.mismatched:
             continue
-        by_design = name in own or _is_output_norm(name)
+        by_design = name in own or _is_new_norm(name, backbone, done.weights)
         (report.new if by_design else report.missing).append(name)
     return weights, report
 
 
-def _is_output_norm(name: str) -> bool:
-    return re.match(r'norm\d', name) is not None
+def _is_unused(name: str, backbone: nn.Module) -> bool:
+    """Whether a key belongs to a stage or norm that is not built here."""
+    match = re.match(r'(stages\.|norm)(\d+)\.', name)
+    if match is None:
+        return False
+    stage = int(match[2])
+    built = len(backbone.stages) if match[1] == 'stages.' else 0
+    return built <= stage < backbone.num_stages
+
+
+def _is_new_norm(name: str, backbone: nn.Module,
+                 found: Dict[str, Tensor]) -> bool:
+    """Whether a checkpoint lacks an output norm by design.
+
+    A classifier has that of the last stage, and half a norm is a damage.
+    """
+    norm = re.match(r'norm(\d+)\.', name)
+    if norm is None or any(key.startswith(norm[0]) for key in found):
+        return False
+    others = any(re.match(r'norm\d', key) for key in found)
+    return int(norm[1]) < backbone.num_stages - 1 or others
 
 
 def _place(name: str, value: Tensor, backbone: nn.Module, target: Tensor,
@@ -261,22 +286,32 @@ def _check(report: LoadReport, name: str, min_coverage: float) -> None:
     if complete and report.num_loaded or (enough and min_coverage < 1):
         return
     raise CheckpointError(f'{name} does not fit the backbone: '
-                          f'{_cause(report)}.\n{report}\nGive min_coverage '
-                          'below 1 to load what fits all the same.')
+                          f'{_cause(report)}.\n{report}\nAt least '
+                          f'{100 * min_coverage:.4g}% was asked for; a lower '
+                          'min_coverage loads what fits.')
 
 
 def _cause(report: LoadReport) -> str:
+    """The likeliest reason, and what to set."""
+    lacking = [*report.missing, *report.unexpected]
+    csan = [key for key in lacking if _CSAN_PART.search(key)]
     if not report.num_loaded:
         return 'nothing in it matches'
-    lacking = [*report.missing, *report.unexpected]
-    if any(re.search(r'\.(attn\.qkv|downsample)', key) for key in lacking):
+    if lacking and all(key.endswith('.attn.qkv.bias') for key in lacking):
+        return "one has a bias of q, k and v; set 'qkv_bias'"
+    if any(re.search(r'\.(attn\.qkv\.weight|downsample)', key)
+           for key in lacking):
         return 'another arch: other blocks or stages'
-    if any('.attn.reduce' in key for key in report.unexpected):
-        return "it holds CSaN attention; set attention='CSaN'"
-    if any('.attn.act.proj' in key for key in lacking):
+    if csan and all('.attn.act.' in key for key in csan):
         return "one is bounded and the other unbounded; set 'variant'"
-    if any('posinfo' in key for key in lacking):
+    if csan and set(csan) <= set(report.unexpected):
+        return "it holds CSaN attention; set attention='CSaN'"
+    if any('.posinfo.' in key for key in lacking):
         return "one is V2 and the other V1; set 'posinfo'"
+    if report.mismatched and all(
+            re.search(r'\.attn\.(ka|kv)\.', key)
+            for key in report.mismatched):
+        return "one has gains for each head alone; set 'granularity'"
     if any('.attn.' in key for key in lacking):
         return 'the attention is another one, or incomplete'
     if any('patch_embed' in key for key in report.mismatched):

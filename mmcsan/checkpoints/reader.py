@@ -17,8 +17,11 @@ SEARCH_VARIABLE = 'MMCSAN_CHECKPOINTS'
 WRAPPERS = ('state_dict', 'model', 'model_state', 'module', 'net')
 """Entries that hold the weights in files of various frameworks."""
 
-EMA_WRAPPERS = ('state_dict_ema', 'model_ema', 'ema_state_dict')
+EMA_WRAPPERS = ('state_dict_ema', 'model_ema')
 """Entries that hold averaged weights; read on request only."""
+
+SWAPPED_EMA = 'ema_state_dict'
+"""mmengine's: it holds the raw weights, and ``state_dict`` the average."""
 
 def find_checkpoint(path: Union[str, Path]) -> Path:
     """Find a file where it is named, or in ``$MMCSAN_CHECKPOINTS``.
@@ -162,11 +165,13 @@ def unwrap(content: dict, ema: bool = False) -> Dict[str, Tensor]:
         CheckpointError: If there are no tensors, or no averaged ones.
     """
     if ema:
-        held = [key for key in EMA_WRAPPERS if key in content]
-        if not held:
-            raise CheckpointError('averaged (EMA) weights were asked for, but '
-                                  f'there is none of {EMA_WRAPPERS} in it')
-        content = content[held[0]]
+        held = [k for k in EMA_WRAPPERS if isinstance(content.get(k), dict)]
+        if held:
+            content = content[held[0]]
+        elif not isinstance(content.get(SWAPPED_EMA), dict):
+            raise CheckpointError(
+                'averaged (EMA) weights were asked for, but there is none of '
+                f'{EMA_WRAPPERS + (SWAPPED_EMA, )} in it')
     for key in WRAPPERS:
         if isinstance(content.get(key), dict):
             return unwrap(content[key])

@@ -136,6 +136,24 @@ def test_out_indices_build_no_unused_norm(indices):
     assert norms == {f'norm{i}' for i in positive}
 
 
+def test_every_built_parameter_is_used():
+    model = shake(build(out_indices=(1, 2), frozen_stages=4))
+    assert len(model.stages) == 3
+    model = shake(build(out_indices=(1, 2)))
+    sum(out.square().sum() for out in model(image())).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize('posinfo', [False, True])
+def test_hard_shift_mask_on_padded_maps(posinfo):
+    model = shake(
+        build(dict(type='CSaN', hard_shift_mask=True, posinfo=posinfo)))
+    maps = model(image(84, 84))
+    assert all(out.isfinite().all() for out in maps)
+    sum(out.square().sum() for out in maps).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_raw_maps_without_norms():
     normed = build().eval()
     raw = build(norm_cfg=None).eval()
@@ -167,6 +185,7 @@ def test_frozen_stages_from_the_start(frozen):
     check()
     for index, stage in enumerate(model.stages):
         assert stage.training == (index >= frozen)
+    assert model.drop_after_pos.training == (frozen < 0)
     assert model.eval() is model and not model.training
 
 
@@ -289,6 +308,7 @@ BAD = [
     (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
     (dict(drop_path_rate=-.1), ValueError, 'drop_path_rate'),
     (dict(attn_drop_rate=2.), ValueError, 'attn_drop'),
+    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
     (dict(unknown=1), TypeError, 'unknown'),
 ]
 

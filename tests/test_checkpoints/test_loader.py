@@ -133,12 +133,46 @@ def test_own_detector_and_classifier():
     same(source, target)
 
 
-def test_norms_of_maps_not_returned():
+def test_stages_and_norms_of_maps_not_returned():
     source = build('CSaN')
     target = build('CSaN', seed=1, out_indices=(1, 2))
+    assert len(target.stages) == 3
     report = load_classification_checkpoint(target, source.state_dict())
-    assert set(report.dropped) == {
-        f'norm{i}.{k}' for i in (0, 3) for k in ('weight', 'bias')}
+    dropped = {k for k in source.state_dict() if k.startswith('stages.3.')}
+    dropped |= {f'norm{i}.{k}' for i in (0, 3) for k in ('weight', 'bias')}
+    assert set(report.dropped) == dropped
+    assert report.coverage == 1
+
+
+@pytest.mark.parametrize('left', [[], ['bias'], ['weight']])
+def test_a_classifier_has_its_last_norm(left):
+    state = to_authors(build('CSaN'))
+    for key in ('weight', 'bias'):
+        if key not in left:
+            del state[f'norm.{key}']
+    with pytest.raises(CheckpointError, match='norm3'):
+        load_classification_checkpoint(build('CSaN'), state)
+
+
+def test_own_plain_backbone_in_csan():
+    plain, ours = build(), build('CSaN', seed=1)
+    report = load_classification_checkpoint(ours, plain.state_dict())
+    assert report.format == 'mmcsan Swin, plain attention'
+    assert all('.attn.' in key for key in report.new) and report.new
+    same(plain, ours)
+
+
+def test_subclasses_load_and_strangers_do_not():
+
+    class Mine(SwinTransformer):
+        pass
+
+    state = build().state_dict()
+    mine = Mine(ARCH, 'Softmax', window_size=4)
+    assert load_classification_checkpoint(mine, state).coverage == 1
+    from mmpretrain.models.backbones import SwinTransformer as Plain
+    with pytest.raises(CheckpointError, match='mmcsan.SwinTransformer'):
+        load_classification_checkpoint(Plain(ARCH), state)
 
 
 def test_csan_keys_are_new_beside_plain_attention_only():
@@ -198,6 +232,7 @@ def test_incomplete_raises_and_writes_nothing(change, word):
     ('CSaN', dict(type='CSaN', posinfo=True), 'posinfo'),
     (dict(type='CSaN', posinfo=True), 'CSaN', 'posinfo'),
     ('CSaN', 'Softmax', "attention='CSaN'"),
+    (dict(type='CSaN', granularity='head'), 'CSaN', 'granularity'),
 ])
 def test_wrong_variant_is_named(source, target, cause):
     with pytest.raises(CheckpointError, match=cause):
@@ -326,6 +361,23 @@ def test_ema_on_request():
     same(average, target, ('norm0', 'norm1', 'norm2'))
     with pytest.raises(CheckpointError, match='EMA'):
         load_classification_checkpoint(target, to_authors(source), ema=True)
+    with pytest.raises(CheckpointError, match='EMA'):
+        load_classification_checkpoint(
+            target, dict(file, state_dict_ema=None), ema=True)
+
+
+def test_mmengine_swaps_the_average_in():
+    from mmengine.hooks import EMAHook
+    from mmengine.model import ExponentialMovingAverage
+    source, target = build(), build(seed=1)
+    average = ExponentialMovingAverage(build(seed=5))
+    hook = EMAHook()
+    hook.src_model, hook.ema_model = source, average
+    file = dict(state_dict=source.state_dict())
+    hook.before_save_checkpoint(None, file)
+    for ema in (True, False):  # what mmengine would load is the average
+        load_classification_checkpoint(target, file, ema=ema)
+        same(average.module, target)
 
 
 def test_prefix():
@@ -346,6 +398,22 @@ def test_init_cfg_survives_two_calls(tmp_path):
     for _ in range(2):
         target.init_weights()
         same(source, target)
+
+
+def test_the_classifier_is_loaded_last(tmp_path):
+    source = build('CSaN')
+    torch.save(source.state_dict(), tmp_path / 'a.pth')
+    constant = dict(type='Constant', layer='Linear', val=7.)
+    target = build(
+        dict(type='CSaN', init_cfg=constant),
+        seed=1,
+        init_cfg=[
+            dict(
+                type='mmcsan.PretrainedClassifier',
+                checkpoint=str(tmp_path / 'a.pth')), constant
+        ])
+    target.init_weights()
+    same(source, target)
 
 
 def test_initial_values_survive_init_weights():
@@ -454,3 +522,79 @@ def test_sharded(tmp_path):
         index.write_text(bad)
         with pytest.raises(CheckpointError, match='index'):
             load_classification_checkpoint(target, index)
+
+
+def _craft(path, ops):
+    """A checkpoint file whose pickle is given, byte by byte."""
+    import zipfile
+    whole = path.with_suffix('.whole')
+    torch.save({'a': torch.zeros(1), 'b': argparse.Namespace()}, whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(
+            path, 'w') as target:
+        for name in source.namelist():
+            data = source.read(name)
+            target.writestr(name, ops if name.endswith('data.pkl') else data)
+
+
+def _text(value):
+    return b'X' + len(value).to_bytes(4, 'little') + value.encode()
+
+
+def _global(module, name):
+    return f'c{module}\n{name}\n'.encode()
+
+
+_OBJECT = (_global('numpy', 'dtype') + _text('O8') + b'\x89\x88\x87R')
+ATTACKS = {
+    # A storage over any address: UntypedStorage(8, allocator=pointer).
+    'allocator':
+    b'\x80\x04' + _global('argparse', 'Namespace') + b'0' +
+    _global('torch.storage', 'UntypedStorage') + b'K\x08\x85}' +
+    _text('allocator') + b'\x8a\x08AAAAAAAAs\x92.',
+    # Eight bytes read as a pointer to an object.
+    'object scalar':
+    b'\x80\x03' + _global('numpy.core.multiarray', 'scalar') + _OBJECT +
+    b'C\x08AAAAAAAA\x86R.',
+    # Other defaults for a function of torch, another method for a class.
+    'rewired function':
+    b'\x80\x02' + _global('torch._utils', '_rebuild_parameter') + b'N}' +
+    _text('__defaults__') + b'K\x01K\x02\x86s\x86b.',
+    'rewired class':
+    b'\x80\x02' + _global('collections', 'Counter') + b'N}' +
+    _text('update') + _global('builtins', 'bytes') + b's\x86b.',
+    # A call reached through an allowed container.
+    'chain':
+    b'\x80\x02' + _global('builtins', 'getattr') +
+    _global('collections', 'OrderedDict') + _text('__init_subclass__') +
+    b'\x86R' + b')R' + _global('os', 'getcwd') + b')R.',
+}
+
+
+@pytest.mark.parametrize('reader', ['DataUnpickler', 'RunUnpickler'])
+@pytest.mark.parametrize('attack', ATTACKS)
+def test_crafted_files_do_nothing(attack, reader, tmp_path):
+    """In a process of its own: some of these would end it."""
+    import subprocess
+    import sys
+    path = tmp_path / 'crafted.pth'
+    _craft(path, ATTACKS[attack])
+    code = f'''
+import collections, torch
+from mmcsan.checkpoints import CheckpointError
+from mmcsan.checkpoints import pickles
+before = (collections.Counter.update, torch._utils._rebuild_parameter.__defaults__)
+try:
+    with open({str(path)!r}, 'rb') as file:
+        pickles.load_torch(file, 'crafted', pickles.{reader})
+except CheckpointError as e:
+    print('refused')
+after = (collections.Counter.update, torch._utils._rebuild_parameter.__defaults__)
+print('same' if before == after else 'changed')
+'''  # noqa: E501
+    result = subprocess.run([sys.executable, '-W', 'ignore', '-c', code],
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    # Where numpy is replaced by stand-ins there is nothing to refuse.
+    harmless = attack == 'object scalar' and reader == 'DataUnpickler'
+    expected = ['same'] if harmless else ['refused', 'same']
+    assert result.stdout.split()[-len(expected):] == expected, result.stdout

@@ -123,6 +123,46 @@ def test_instance(shared, tmp_path):
     assert 0 <= lines[-1]['coco/segm_mAP'] <= 1
 
 
+def coco_file(folder, names):
+    path = folder / 'instances.json'
+    path.write_text(
+        json.dumps(
+            dict(
+                images=[dict(id=0, file_name='a.png', height=9, width=9)],
+                annotations=[
+                    dict(
+                        id=1, image_id=0, category_id=1, bbox=[1, 1, 5, 5],
+                        area=25, iscrowd=0)
+                ],
+                categories=[
+                    dict(id=number, name=name)
+                    for number, name in enumerate(names, 1)
+                ])))
+    return path
+
+
+@pytest.mark.parametrize('names, classes, word', [
+    (('cat', 'dog'), ('dog', 'cat'), r"write \('cat', 'dog'\)"),
+    (('cat', 'dog', 'cat'), ('cat', 'dog'), "'cat' twice"),
+    (('cat', 'dog'), ('cat', 'cow'), "no category named 'cow'"),
+])
+def test_classes_must_be_those_of_the_file(tmp_path, names, classes, word):
+    from mmcsan.datasets.coco import CocoDataset
+    path = str(coco_file(tmp_path, names))
+    with pytest.raises(ValueError, match=word):
+        CocoDataset(ann_file=path, metainfo=dict(classes=classes))
+
+
+def test_some_of_the_classes_in_order(tmp_path):
+    from mmcsan.datasets.coco import CocoDataset
+    path = str(coco_file(tmp_path, ('cat', 'cow', 'dog')))
+    data = CocoDataset(
+        ann_file=path,
+        data_prefix=dict(img=''),
+        metainfo=dict(classes=('cat', 'dog')))
+    assert data[0]['instances'][0]['bbox_label'] == 0
+
+
 def test_wrong_class_name_is_an_error(shared, tmp_path):
     nuclei = shared / 'data' / 'nuclei'
     config = edited(INSTANCE, tmp_path, {

@@ -1,5 +1,5 @@
-# ImageNet-1k as CSaN's authors train on it: three views of each image in an
-# epoch (repeated augmentation), RandAugment m9, erasing 0.25.
+# ImageNet-1k as CSaN's authors train on it: repeated augmentation (an epoch is
+# three views of a third of the images), RandAugment m9, erasing 0.25.
 dataset_type = 'ImageNet'
 data_root = 'data/imagenet'
 bgr_mean = [103.53, 116.28, 123.675]
