@@ -1,0 +1,31 @@
+"""The README and the docs point at what is there."""
+import re
+
+import pytest
+
+
+def pages(root):
+    return [root / 'README.md', *sorted((root / 'docs').glob('*.md')),
+            *sorted((root / 'configs').glob('*/README.md'))]
+
+
+def test_links_resolve(root):
+    seen = 0
+    for page in pages(root):
+        for link in re.findall(r'\]\(([^)]+)\)', page.read_text()):
+            if '://' not in link:
+                assert (page.parent / link).exists(), (page.name, link)
+                seen += 1
+    assert seen > 10
+
+
+def test_nothing_is_left_to_fill_in(root):
+    for page in pages(root):
+        assert not re.search(r'TODO|FIXME|XXX|DEMO_TABLE', page.read_text())
+
+
+@pytest.mark.parametrize('folder', ['csan', 'baseline'])
+def test_every_config_is_in_its_readme(root, folder):
+    text = (root / 'configs' / folder / 'README.md').read_text()
+    for path in (root / 'configs' / folder).glob('*.py'):
+        assert f'({path.name})' in text
