@@ -1,4 +1,4 @@
-"""Have mmengine's runner read every checkpoint as data."""
+"""Have mmengine's runner read files and http(s) addresses as data."""
 from mmengine.runner.checkpoint import CheckpointLoader
 
 from mmcsan.checkpoints.pickles import RunUnpickler, load_torch
@@ -41,9 +41,11 @@ def load_from_http(filename: str, map_location) -> dict:
 
 
 def read_checkpoints_as_data() -> None:
-    """Have mmengine read every checkpoint without executing what is in it.
+    """Have mmengine read checkpoints without executing what is in them.
 
-    mmengine's own loader falls back to unpickling whatever a file holds.
+    mmengine's own loader falls back to unpickling whatever a file holds. This
+    covers files and ``http(s)`` addresses; other schemes, such as ``s3://``
+    or ``openmmlab://``, are still mmengine's.
     """
     # mmengine logs the names of these functions without 'load_from_'.
     CheckpointLoader.register_scheme('', load_from_local, force=True)
