@@ -1,8 +1,12 @@
 """Attentions: one file a paper, each registered in ``ATTENTIONS``."""
-from .base import BaseAttention, TokenLayout, build_attention
+from .base import (BaseAttention, TokenLayout, attention_class,
+                   build_attention, pool_siblings)
 from .csan import CSaN
+from .pola import Pola
+from .polapp import PolaPP, PolaPPSoftmax
 from .softmax import Softmax
 
 __all__ = [
-    'BaseAttention', 'CSaN', 'Softmax', 'TokenLayout', 'build_attention'
+    'BaseAttention', 'CSaN', 'Pola', 'PolaPP', 'PolaPPSoftmax', 'Softmax',
+    'TokenLayout', 'attention_class', 'build_attention', 'pool_siblings'
 ]

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmcsan.registry import ATTENTIONS
-from .base import BaseAttention, TokenLayout
-
-BETA = 0.25
-"""Where the quasi-linear map turns from exponential to linear."""
+from .base import BaseAttention, TokenLayout, pool_siblings
+from .csan_kernels import (BETA, logit_row_mean, real_columns, row_mean,
+                           shifted_logits, tempered_attention,
+                           tempered_global_attention)
 
 
 class Compensation(NamedTuple):
@@ -76,8 +76,9 @@ def quasi_linear(scores: Tensor, beta: float = BETA) -> Tensor:
     return _QuasiLinear.apply(scores, beta)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    low = dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if low else dtype
 
 
 def row_descriptor(logits: Tensor, valid: Optional[Tensor] = None) -> Tensor:
@@ -92,7 +93,7 @@ def row_descriptor(logits: Tensor, valid: Optional[Tensor] = None) -> Tensor:
     Returns:
         Tensor: (B, W, H, N).
     """
-    phi = quasi_linear(_at_least_float32(logits))
+    phi = quasi_linear(logits.to(_at_least_float32(logits.dtype)))
     if valid is None:
         return phi.mean(dim=-1)
     columns = valid[:, None, None, :].to(phi.dtype)  # (W, 1, 1, N)
@@ -114,7 +115,7 @@ def compensated_softmax(logits: Tensor,
         Tensor: (B, W, H, N, N), rows sum to one.
     """
     # Softmax is taken in float32 anyway; before it, products may overflow.
-    logits = _at_least_float32(logits) * temperature
+    logits = logits.to(_at_least_float32(logits.dtype)) * temperature
     if hidden is not None:
         logits = logits.masked_fill(hidden, float('-inf'))
     return logits.softmax(dim=-1)
@@ -150,13 +151,20 @@ class CSaN(BaseAttention):
     of ``z`` (each through tanh if bounded). If all four maps are zero this is
     plain attention.
 
+    Where a query is pooled from several tokens (Hiera), each token's
+    descriptor is formed of the pooled row and its own template; tau and kpub
+    follow the mean of their ``z``, and ``v_i kpriv_i`` is averaged over them.
+    Where keys and values come from a reduced map (PVT), a column's mu follows
+    the mean ``z`` of the tokens it was made of, and a token's own value is
+    that of the cell it lies in.
+
     Parameters bear the names of the released code: ``u`` (template),
     ``reduce``, ``act.proj`` (gate, unbounded only), ``temp`` (tau), ``magk``
     (mu), ``ka`` (kpub), ``kv`` (kpriv).
 
     Args:
-        dim (int): Number of channels C; ``C / 4`` must be divisible by
-            ``num_heads``.
+        dim (int): Number of channels C; a quarter of ``dim_out``, which is
+            C if not given, must be divisible by ``num_heads``.
         num_heads (int): Number of heads H.
         variant (str): ``'unbounded'`` (the paper's) or ``'bounded'``.
             Defaults to ``'unbounded'``.
@@ -176,10 +184,14 @@ class CSaN(BaseAttention):
             divide the template.
     """
 
+    fused = True
+    """False computes the equations step by step, at a higher cost."""
+
     descriptor_ratio = 4
     hidden_ratio = 8
     min_hidden = 24
 
+    reduced_name = 'key_value'  # kv is the private gain
     def __init__(self,
                  dim: int,
                  num_heads: int,
@@ -194,18 +206,20 @@ class CSaN(BaseAttention):
         _check_option('variant', variant, ('unbounded', 'bounded'))
         _check_option('granularity', granularity, ('unit', 'head'))
         _check_option('init', init, ('paper', 'identity'))
-        template = dim // self.descriptor_ratio
-        if dim % self.descriptor_ratio or template % num_heads:
+        width = self.dim_out
+        template = width // self.descriptor_ratio
+        if width % self.descriptor_ratio or template % num_heads:
+            name = 'dim' if width == dim else 'dim_out'
             raise ValueError(
-                f'CSaN needs dim / {self.descriptor_ratio} divisible by '
-                f'num_heads, but got dim={dim}, num_heads={num_heads}')
+                f'CSaN needs {name} / {self.descriptor_ratio} divisible by '
+                f'num_heads, but got {name}={width}, num_heads={num_heads}')
         self.variant = variant
         self.granularity = granularity
         self.init = init
         self.hard_shift_mask = hard_shift_mask
 
-        hidden = max(dim // self.hidden_ratio, self.min_hidden)
-        gains = dim if granularity == 'unit' else num_heads
+        hidden = max(width // self.hidden_ratio, self.min_hidden)
+        gains = width if granularity == 'unit' else num_heads
         self.u = nn.Linear(dim, template)
         self.reduce = nn.Linear(template, hidden)
         self.act = SoftGShift(hidden) if variant == 'unbounded' else nn.GELU()
@@ -214,7 +228,7 @@ class CSaN(BaseAttention):
         self.magk = nn.Linear(hidden, num_heads)
         self.temp = nn.Linear(hidden, num_heads)
         self.posinfo = nn.Conv2d(
-            dim, dim, 7, padding=3, groups=dim) if posinfo else None
+            width, width, 7, padding=3, groups=width) if posinfo else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -228,7 +242,7 @@ class CSaN(BaseAttention):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
         if self.posinfo is not None:
-            nn.init.dirac_(self.posinfo.weight, groups=self.dim)
+            nn.init.dirac_(self.posinfo.weight, groups=self.dim_out)
             nn.init.zeros_(self.posinfo.bias)
 
     @staticmethod
@@ -245,7 +259,8 @@ class CSaN(BaseAttention):
 
         Args:
             x (Tensor): Tokens (G, N, C).
-            row_mean (Tensor): Output of :func:`row_descriptor`, (G, H, N).
+            row_mean (Tensor): Output of :func:`row_descriptor` for the row
+                that each token asks for, (G, H, N).
 
         Returns:
             Tensor: (G, N, hidden).
@@ -257,50 +272,144 @@ class CSaN(BaseAttention):
         iota = (row_mean * template).flatten(2)  # (G, N, C/4)
         return self.act(self.reduce(iota.to(x.dtype)))
 
-    def compensate(self, z: Tensor) -> Compensation:
+    def compensate(self,
+                   z: Tensor,
+                   row_z: Optional[Tensor] = None,
+                   column_z: Optional[Tensor] = None) -> Compensation:
         """The four corrections of every token.
 
         Args:
             z (Tensor): Descriptors (G, N, hidden).
+            row_z (Tensor, optional): Those of the rows, where a row is that
+                of several tokens, (G, N / s, hidden). Defaults to None:
+                ``z``.
+            column_z (Tensor, optional): Those of the columns, where a column
+                is that of several tokens, (G, M, hidden). Defaults to None:
+                ``z``.
 
         Returns:
-            Compensation: tau and mu of shape (G, H, N, 1), gains (G, H, N, d)
-            or, with head granularity, (G, H, N, 1).
+            Compensation: tau (G, H, N / s, 1), mu (G, H, M, 1), kpub
+            (G, H, N / s, d) and kpriv (G, H, N, d); gains have 1 for d with
+            head granularity.
         """
-        out = []
-        for layer in (self.temp, self.magk, self.ka, self.kv):
-            value = layer(z)
-            if self.variant == 'bounded':
-                value = value.tanh()
-            # (G, N, H*c) -> (G, N, H, c) -> (G, H, N, c)
-            out.append(
-                value.unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
-        tau, mu, public, private = out
-        return Compensation(1 + tau, 1 + mu, 1 + public, private)
+        row_z = z if row_z is None else row_z
+        column_z = z if column_z is None else column_z
+        return Compensation(
+            1 + self._correction(self.temp, row_z),
+            1 + self._correction(self.magk, column_z),
+            1 + self._correction(self.ka, row_z),
+            self._correction(self.kv, z))
+
+    def _correction(self, layer: nn.Linear, z: Tensor) -> Tensor:
+        value = layer(z)
+        if self.variant == 'bounded':
+            value = value.tanh()
+        # (G, N, H*c) -> (G, N, H, c) -> (G, H, N, c)
+        return value.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor,
                layout: TokenLayout) -> Tensor:
-        """See :meth:`BaseAttention.attend`."""
-        logits = (q * self.scale) @ k.transpose(-2, -1)  # (G, H, N, N)
+        """See :meth:`BaseAttention.attend`.
+
+        Three ways lead to the same numbers: groups without a bias never hold
+        their logits, windows hold them once, and a graph that leaves PyTorch
+        (or drops weights of windows) gets the equations step by step.
+        """
+        bias = self._bias(q.dtype, layout)
+        whole = bias is None and (layout.valid is None or layout.windows == 1)
+        dropout = self.attn_drop if self.training else 0.
+        exported = torch.jit.is_tracing() or torch.compiler.is_exporting()
+        if exported or not self.fused or (dropout and not whole):
+            look = self._look_at_all
+        else:
+            look = self._look_at_chunks if whole else self._look_at_windows
+        row_mean, attention = look(q, k, bias, layout, dropout)
+
+        # Siblings share a row: (G, H, N/s) -> (G, H, N)
+        if layout.q_pool > 1:
+            row_mean = row_mean.repeat(1, 1, layout.q_pool)
+        z = self.describe(x, row_mean)
+        comp = self.compensate(
+            z, pool_siblings(z, layout, 'mean'), self._cells(z, layout))
+        out = attention(comp.temperature, comp.column * v)
+        own = self._own_values(v, layout) * comp.private
+        return out * comp.public + pool_siblings(own, layout, 'mean')
+
+    def _cells(self, z: Tensor, layout: TokenLayout) -> Tensor:
+        """Mean descriptor of the tokens that each key was made of."""
+        if (self.sr_ratio or 1) == 1:
+            return z
+        # (G, N, hidden) -> (G, hidden, h, w) -> (G, M, hidden)
+        grid = z.transpose(1, 2).unflatten(2, layout.grid)
+        cells = F.avg_pool2d(grid, self.sr_ratio, ceil_mode=True)
+        return cells.flatten(2).transpose(1, 2)
+
+    def _own_values(self, v: Tensor, layout: TokenLayout) -> Tensor:
+        """Each token's own value: on a reduced map, that of its cell."""
+        ratio = self.sr_ratio or 1
+        if ratio == 1:
+            return v
+        height, width = layout.grid
+        # (G, H, M, d) -> (G, H, h/sr, w/sr, d) -> (G, H, h, w, d)
+        cells = v.unflatten(2, (-1, -(-width // ratio)))
+        cells = cells.repeat_interleave(ratio, dim=2)[:, :, :height]
+        cells = cells.repeat_interleave(ratio, dim=3)[:, :, :, :width]
+        return cells.flatten(2, 3)
+
+    def _bias(self, dtype: torch.dtype,
+              layout: TokenLayout) -> Optional[Tensor]:
+        """What is added to the logits, (1 or W, H or 1, N, N), or None."""
         bias = self.relative_bias()
         if bias is not None:
-            logits = logits + bias.to(logits.dtype)
-        # (G, H, N, N) -> (B, W, H, N, N)
-        windows = _num_windows(layout)
-        logits = logits.unflatten(0, (-1, windows))
+            bias = bias[None]  # (1, H, N, N)
         if layout.mask is not None:
-            logits = logits + layout.mask[:, None].to(logits.dtype)
-        row_mean = row_descriptor(logits, layout.valid).flatten(0, 1)
+            mask = layout.mask[:, None]  # (W, 1, N, N)
+            bias = mask if bias is None else bias + mask
+        return None if bias is None else bias.to(_at_least_float32(dtype))
 
-        comp = self.compensate(self.describe(x, row_mean))
-        weights = compensated_softmax(
-            logits, comp.temperature.unflatten(0, (-1, windows)),
-            self._hidden(layout)).flatten(0, 1)  # (G, H, N, N)
-        if self.training and self.attn_drop:
-            weights = F.dropout(weights, self.attn_drop)
-        values = comp.column * v  # (G, H, N, d)
-        out = weights.to(values.dtype) @ values
-        return out * comp.public + v * comp.private
+    def _look_at_chunks(self, q, k, bias, layout, dropout):
+        """Row means, and the attention, in memory that grows with N."""
+        keys = k if layout.valid is None else real_columns(k, layout.valid)
+
+        def attention(tau, v):
+            if layout.valid is not None:
+                v = real_columns(v, layout.valid)
+            return tempered_global_attention(q, keys, v, tau, self.scale,
+                                             dropout)
+
+        return row_mean(q, keys, self.scale), attention
+
+    def _look_at_windows(self, q, k, bias, layout, dropout):
+        """Row means, and the attention, of logits that are held once."""
+        windows = layout.windows
+        u = shifted_logits(q, k, self.scale, bias, windows)
+
+        def attention(tau, v):
+            # (G, H, N, .) -> (B, W, H, N, .) and back
+            tau, v = (t.unflatten(0, (-1, windows)) for t in (tau, v))
+            hidden = self._hidden(layout)
+            return tempered_attention(u, tau, v, hidden).flatten(0, 1)
+
+        return logit_row_mean(u, layout.valid).flatten(0, 1), attention
+
+    def _look_at_all(self, q, k, bias, layout, dropout):
+        """Row means, and the attention, by the equations as they stand."""
+        logits = (q * self.scale) @ k.transpose(-2, -1)  # (G, H, N/s, N)
+        # (G, H, N/s, N) -> (B, W, H, N/s, N)
+        windows = layout.windows
+        logits = logits.unflatten(0, (-1, windows))
+        if bias is not None:
+            logits = logits + bias.to(logits.dtype)
+
+        def attention(tau, v):
+            weights = compensated_softmax(
+                logits, tau.unflatten(0, (-1, windows)),
+                self._hidden(layout)).flatten(0, 1)  # (G, H, N/s, N)
+            if dropout:
+                weights = F.dropout(weights, dropout)
+            return weights.to(v.dtype) @ v
+
+        return row_descriptor(logits, layout.valid).flatten(0, 1), attention
 
     def _hidden(self, layout: TokenLayout) -> Optional[Tensor]:
         """Columns that get no weight: Boolean, broadcasts to the logits."""
@@ -324,14 +433,6 @@ class CSaN(BaseAttention):
             x = x * layout.valid_map.to(x.dtype)  # padding adds nothing
         x = x.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W)
         return self.posinfo(x).permute(0, 2, 3, 1)
-
-
-def _num_windows(layout: TokenLayout) -> int:
-    """Groups per image that the layout tells apart."""
-    for tensor in (layout.mask, layout.valid):
-        if tensor is not None:
-            return tensor.shape[0]
-    return 1
 
 
 def _check_option(name: str, value: str, options: Tuple[str, ...]) -> None:

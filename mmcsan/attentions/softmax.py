@@ -27,15 +27,22 @@ class Softmax(BaseAttention):
             # Windows join the heads, so that one bias serves every image:
             # (G, H, N, d) -> (B, W*H, N, d)
             q, k, v = (
-                t.reshape(-1, bias.shape[1], *shape[2:]) for t in (q, k, v))
+                t.reshape(-1, bias.shape[1], *t.shape[2:]) for t in (q, k, v))
+        elif layout.valid is not None:
+            # (W, N) -> (B*W, 1, 1, N); True where a key may be seen
+            bias = layout.valid.repeat(len(q) // len(layout.valid), 1)
+            bias = bias[:, None, None]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias,
             dropout_p=self.attn_drop if self.training else 0.)
         return out.reshape(shape)
 
     def _additive(self, dtype, layout: TokenLayout):
-        """Everything added to the logits: (1, W*H, N, N), or None."""
+        """Everything added to the logits, (1, W*H, N, N); or None if nothing
+        is, save that padding is hidden."""
         bias = self.relative_bias()
+        if bias is None and layout.mask is None:
+            return None
         terms = [] if bias is None else [bias[None]]  # (1, H, N, N)
         if layout.mask is not None:
             terms.append(layout.mask[:, None])  # (W, 1, N, N)
@@ -44,10 +51,8 @@ class Softmax(BaseAttention):
                 layout.valid.shape, dtype=dtype).masked_fill_(
                     ~layout.valid, float('-inf'))
             terms.append(hidden[:, None, None, :])  # (W, 1, 1, N)
-        if not terms:
-            return None
         total = sum(terms).to(dtype)
-        # (W or 1, H or 1, N or 1, N) -> (1, W*H, N, N)
+        # (W or 1, H or 1, N, N) -> (1, W*H, N, N)
         num_tokens = total.shape[-1]
         total = total.expand(-1, self.num_heads, num_tokens, -1)
         return total.reshape(1, -1, num_tokens, num_tokens)

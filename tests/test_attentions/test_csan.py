@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from mmcsan.attentions import CSaN, Softmax, TokenLayout, build_attention
+from mmcsan.attentions import (CSaN, Softmax, TokenLayout, build_attention,
+                               pool_siblings)
 from mmcsan.attentions.csan import quasi_linear
 
 GRID = (3, 5)
@@ -139,7 +140,7 @@ def test_head_granularity_shapes():
 def test_padding_equals_absence(hard):
     """Real tokens fare as if the group held nothing else."""
     module = shake(csan(hard_shift_mask=hard))
-    module.grid_size = None  # no bias table: groups of any length
+    module.has_rel_pos_bias = False  # groups of any length
     x = tokens()
     valid = torch.ones(2, 15, dtype=torch.bool)
     valid[:, 11:] = False
@@ -178,6 +179,7 @@ def test_statistics_are_float32_under_autocast(monkeypatch, dtype):
         return quasi_linear(scores, beta)
 
     monkeypatch.setattr('mmcsan.attentions.csan.quasi_linear', spy)
+    monkeypatch.setattr(CSaN, 'fused', False)
     module = shake(csan()).float()
     x = tokens().float() * 3
     with torch.autocast('cpu', dtype):
@@ -246,3 +248,181 @@ def test_dropout_only_in_training(cls):
 def test_train_and_eval_return_self():
     module = csan()
     assert module.train() is module and module.eval() is module
+
+
+SIBLINGS = 3
+
+
+def pooled(padded=False):
+    """Rows of five pooled tokens; the last has padding, and one is padding."""
+    valid = None
+    if padded:
+        valid = torch.ones(2, 15, dtype=torch.bool)
+        valid[0, [4, 9, 14]] = False
+        valid[1, 13:] = False
+    return TokenLayout(GRID, valid=valid, q_pool=SIBLINGS)
+
+
+def wide(cls=CSaN, **kwargs):
+    torch.manual_seed(0)
+    module = cls(48, 6, dim_out=96, grid_size=GRID, rel_pos_bias=False,
+                 **kwargs)
+    return shake(module.double().eval())
+
+
+def pooled_reference(module, x):
+    """The paper's words on pooled queries, one token at a time."""
+    groups, count, _ = x.shape
+    heads, rows = 6, count // SIBLINGS
+    q, k, v = module.qkv(x).view(groups, count, 3, heads, 16).permute(
+        2, 0, 3, 1, 4)
+    template = module.u(x).sigmoid().view(groups, count, heads, -1)
+    out = torch.zeros(groups, rows, 96, dtype=x.dtype)
+    for g in range(groups):
+        members = [[r + i * rows for i in range(SIBLINGS)]
+                   for r in range(rows)]
+        s = torch.stack([q[g][:, m].amax(1) for m in members], 1)
+        s = s @ k[g].transpose(1, 2) / 4  # (H, rows, N)
+        phi = torch.where(s > .25, s, .25 * torch.exp(s / .25 - 1)).mean(2)
+        iota = torch.stack([
+            (phi[:, n % rows, None] * template[g, n]).flatten()
+            for n in range(count)])
+        z = module.reduce(iota)
+        z = z * torch.sigmoid(module.act.proj(z))
+        mean = torch.stack([z[m].mean(0) for m in members])
+        tau, mu = 1 + module.temp(mean), 1 + module.magk(z)
+        public = (1 + module.ka(mean)).view(rows, heads, -1)
+        private = module.kv(z).view(count, heads, -1)
+        for r in range(rows):
+            for h in range(heads):
+                weights = (tau[r, h] * s[h, r]).softmax(0) * mu[:, h]
+                own = torch.stack([v[g, h, n] * private[n, h]
+                                   for n in members[r]]).mean(0)
+                out[g, r, 16 * h:16 * h + 16] = (
+                    weights @ v[g, h]) * public[r, h] + own
+    return module.proj(out)
+
+
+def test_equations_of_pooled_queries():
+    module = wide()
+    out = module(tokens(), pooled())
+    assert out.shape == (4, 5, 96)
+    assert (out - pooled_reference(module, tokens())).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize('cls', [CSaN, Softmax])
+def test_padding_among_siblings_equals_absence(cls):
+    """Of the pooled tokens of group 0 the last is padding: as if away."""
+    module = wide(cls)
+    x = tokens(2)
+    out = module(x, pooled(padded=True))
+    assert out.isfinite().all()
+    kept = [n for n in range(15) if n % 5 != 4]
+    alone = module(x[:1, kept], TokenLayout((1, 12), q_pool=SIBLINGS))
+    assert (out[:1, :4] - alone).abs().max() < 1e-12
+    x[~pooled(padded=True).valid] = 1e3
+    again = module(x, pooled(padded=True))
+    assert torch.equal(out[0, :4], again[0, :4])
+    assert torch.equal(out[1], again[1])  # where each has a real sibling
+
+
+def test_padding_gets_no_gradient():
+    for cls in (CSaN, Softmax):
+        module, lay = wide(cls), pooled(padded=True)
+        x = tokens(2).requires_grad_()
+        out = module(x, lay)
+        (out[0, :4].sum() + out[1].sum()).backward()
+        assert x.grad.isfinite().all()
+        assert x.grad[~lay.valid].abs().max() == 0
+        assert x.grad[lay.valid].abs().amax(1).min() > 0
+
+
+def test_pool_siblings():
+    x = tokens(2)
+    lay = pooled(padded=True)
+    for how, pool in (('max', torch.amax), ('mean', torch.mean)):
+        out = pool_siblings(x, lay, how)
+        assert torch.equal(out[0, 0], pool(x[0, [0, 5, 10]], 0))
+        assert torch.allclose(out[1, 3], pool(x[1, [3, 8]], 0))
+        assert out[0, 4].isfinite().all()
+        heads = x.unflatten(2, (4, 12)).transpose(1, 2)  # (G, H, N, d)
+        apart = pool_siblings(heads, lay, how).transpose(1, 2).flatten(2)
+        assert torch.equal(apart, out)
+
+
+@pytest.mark.parametrize('granularity', ['unit', 'head'])
+@pytest.mark.parametrize('padded', [False, True])
+def test_identity_with_pooled_queries(granularity, padded):
+    ours = wide(granularity=granularity, init='identity')
+    ours.reset_parameters()
+    plain = wide(Softmax)
+    ours.load_state_dict(plain.state_dict(), strict=False)
+    lay = pooled(padded)
+    out, expect = ours(tokens(), lay), plain(tokens(), lay)
+    assert (out - expect).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize('cls', [CSaN, Softmax])
+def test_prefix_and_normalised_queries(cls):
+    module = cls(48, 3, grid_size=GRID, rel_pos_bias=False, qk_norm=True)
+    module = shake(module.double().eval())
+    x = torch.cat([tokens()[:, :2], tokens()], dim=1)
+    out = module(x, TokenLayout(GRID, prefix=2))
+    assert out.shape == (4, 17, 48)
+    scaled = module.qkv.weight.detach().clone()
+    with torch.no_grad():
+        scaled[:96] *= 7  # of queries and keys: normalised away, but for eps
+        module.qkv.weight.copy_(scaled)
+        module.qkv.bias[:96] *= 7
+    again = module(x, TokenLayout(GRID, prefix=2))
+    assert (out - again).abs().max() < 1e-4
+    with pytest.raises(ValueError, match='siblings'):
+        TokenLayout(GRID, prefix=1, q_pool=3)
+
+
+def test_padding_in_windows_of_several_images():
+    """Without a bias table padding is hidden by a mask of its own."""
+    module = shake(
+        Softmax(48, 3, grid_size=GRID, rel_pos_bias=False).double().eval())
+    valid = torch.ones(2, 15, dtype=torch.bool)
+    valid[0, 11:] = False
+    valid[1, 3:] = False
+    out = module(tokens(), TokenLayout(GRID, valid=valid))
+    for group, count in ((0, 11), (1, 3), (2, 11), (3, 3)):
+        alone = module(tokens()[group:group + 1, :count],
+                       TokenLayout((1, count)))
+        assert (out[group, :count] - alone[0]).abs().max() < 1e-12
+
+
+def test_refusals_are_one_sentence():
+    with pytest.raises(ValueError, match='PolaPP cannot .* reduced map.*grid'):
+        build_attention('PolaPP', dim=48, num_heads=3, sr_ratio=2)
+    build_attention('CSaN', ('q_pool', 'prefix'), dim=48, num_heads=3)
+
+
+@pytest.mark.parametrize('grid', [(4, 6), (5, 7), (1, 1)])
+def test_reduced_keys(grid):
+    """Each token has a row of its own; columns and own values are cells."""
+    height, width = grid
+    ratio, heads, dim = 2, 3, 48
+    module = shake(CSaN(dim, heads, sr_ratio=ratio)).double()
+    x = torch.randn(2, height * width, dim, dtype=torch.float64)
+    out = module(x, TokenLayout(grid))
+
+    q = module.q(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+    reduced = module.reduce_map(x, TokenLayout(grid))
+    k, v = (
+        t.unflatten(-1, (heads, -1)).transpose(1, 2)
+        for t in module.key_value(reduced).chunk(2, -1))
+    s = q @ k.transpose(-2, -1) * module.scale
+    z = module.describe(x, quasi_linear(s).mean(-1))
+    cell = torch.tensor([(i // width // ratio) * -(-width // ratio)
+                         + i % width // ratio for i in range(height * width)])
+    columns = torch.stack(
+        [z[:, cell == c].mean(1) for c in range(reduced.shape[1])], 1)
+    comp = module.compensate(z, None, columns)
+    weights = (comp.temperature * s).softmax(-1)
+    truth = (weights @ (comp.column * v)) * comp.public
+    truth = truth + v[:, :, cell] * comp.private
+    truth = module.proj(truth.transpose(1, 2).flatten(2))
+    assert (out - truth).abs().max() < 1e-10
