@@ -98,7 +98,8 @@ def _child(name: str, *locations: str) -> Registry:
         parent.name, parent=parent, scope=SCOPE, locations=list(locations))
 
 
-MODELS = _child('MODELS', 'mmcsan.backbones')
+MODELS = _child('MODELS', 'mmcsan.backbones', 'mmcsan.necks',
+                'mmcsan.plugging')
 ATTENTIONS = _RootRegistry(
     'attention', scope=SCOPE, locations=['mmcsan.attentions'])
 WEIGHT_INITIALIZERS = _child('WEIGHT_INITIALIZERS', 'mmcsan.checkpoints')

@@ -3,7 +3,9 @@ from abc import ABCMeta, abstractmethod
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch.nn as nn
+from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, initialize
+from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -49,7 +51,34 @@ def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
     return dict(arch)
 
 
-def per_block(value, depths: Sequence[int], name: str) -> List[list]:
+def pair(value: Union[int, Sequence[int]],
+         name: str,
+         least: int = 1) -> Tuple[int, int]:
+    """A height and a width of one number or two.
+
+    Args:
+        value (int | Sequence[int]): The number for both, or both.
+        name (str): The argument's name, for errors.
+        least (int): What each must be at least. Defaults to 1.
+
+    Returns:
+        tuple[int, int]: Height and width.
+
+    Raises:
+        ValueError: If they are not two integers of that size.
+    """
+    both = (value, value) if isinstance(value, int) else value
+    if not isinstance(both, (tuple, list)) or len(both) != 2 or not all(
+            isinstance(v, int) and v >= least for v in both):
+        raise ValueError(f'{name}={value!r} must be an int of at least '
+                         f'{least}, or two, (height, width)')
+    return tuple(both)
+
+
+def per_block(value,
+              depths: Sequence[int],
+              name: str,
+              pairs: bool = False) -> List[list]:
     """Spread a setting over stages and blocks.
 
     Args:
@@ -57,6 +86,8 @@ def per_block(value, depths: Sequence[int], name: str) -> List[list]:
             each a value or a list with one value a block.
         depths (Sequence[int]): Number of blocks of each stage.
         name (str): The argument's name, for errors.
+        pairs (bool): Whether a tuple within the list is one value, such as a
+            (height, width), and not a list. Defaults to False.
 
     Returns:
         list[list]: ``result[stage][block]``.
@@ -70,8 +101,9 @@ def per_block(value, depths: Sequence[int], name: str) -> List[list]:
         raise ValueError(f'{name}={value!r} has {len(stages)} entries, one '
                          f'for each of {len(depths)} stages expected')
     spread = []
+    lists = list if pairs else (list, tuple)
     for index, (stage, depth) in enumerate(zip(stages, depths)):
-        blocks = stage if isinstance(stage, (list, tuple)) else [stage] * depth
+        blocks = stage if isinstance(stage, lists) else [stage] * depth
         if len(blocks) != depth:
             raise ValueError(
                 f'{name}[{index}]={stage!r} has {len(blocks)} entries, one '
@@ -145,6 +177,34 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
     def output_norm(self, index: int) -> Optional[nn.Module]:
         """The norm of the map that stage ``index`` returns, if any."""
         return getattr(self, f'norm{index}', None)
+
+    def build_output_norms(self, norm_cfg: Optional[dict]) -> None:
+        """Give each returned map a LayerNorm of its own, ``norm{index}``.
+
+        Args:
+            norm_cfg (dict, optional): Config of the norms; None for none.
+
+        Raises:
+            ValueError: If it is another norm.
+        """
+        if norm_cfg is None:
+            return
+        if norm_cfg.get('type') not in ('LN', 'LayerNorm'):
+            raise ValueError(f'norm_cfg={norm_cfg}: the maps are normalised '
+                             "by dict(type='LN') or, with None, not at all")
+        for index in self.out_indices:
+            self.add_module(
+                f'norm{index}',
+                build_norm_layer(norm_cfg, self.stage_channels[index])[1])
+
+    def reset_linear_layers(self) -> None:
+        """Truncated normal (0.02) for what no attention initialised."""
+        inside = {id(m) for a in self.attentions() for m in a.modules()}
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and id(module) not in inside:
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def init_weights(self) -> None:
         """Apply ``init_cfg``; a classifier fills the backbone last of all."""

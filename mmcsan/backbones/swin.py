@@ -5,21 +5,20 @@ lets windows see padding, and has no place for an attention that also acts on
 the merged map. Stem, FFN and drop path are mmcv's.
 """
 from collections import OrderedDict
+from functools import partial
 from typing import List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
-from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.transformer import FFN, PatchEmbed
 from mmengine.model import BaseModule, ModuleList
-from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mmcsan.attentions import build_attention
-from mmcsan.registry import MODELS
-from .base import BaseBackbone, per_block, resolve_arch
+from mmcsan.attentions import BaseAttention, attention_class, build_attention
+from mmcsan.registry import MODELS, unknown_name
+from .base import BaseBackbone, pair, per_block, resolve_arch
 from .windows import WindowGrid, pad_map, window_grid
 
 _HEADS = {96: [3, 6, 12, 24], 64: [2, 4, 8, 16], 128: [4, 8, 16, 32]}
@@ -39,6 +38,12 @@ SWIN_ARCHS = {
     'swin-base': _arch(128, [2, 2, 18, 2]),
 }
 """Embedding width, blocks and heads of each stage, by the papers' names."""
+
+DEFAULT_WINDOW = 7
+"""Side of the windows of attentions whose cost is quadratic."""
+
+FFN_KINDS = ('mlp', 'attention')
+"""What may follow the attention of a block."""
 
 Window = Union[int, Tuple[int, int]]
 
@@ -73,10 +78,16 @@ class PatchMerging(BaseModule):
 class SwinBlock(BaseModule):
     """Attention in windows, then an FFN, each with a residual.
 
+    In a stack of pure attention a second attention in the same windows, with
+    parameters of its own, stands where the FFN does.
+
     Args:
         dim (int): Number of channels.
         num_heads (int): Number of heads.
-        window (tuple[int, int]): Height and width of the windows.
+        window (tuple[int, int], optional): Height and width of the windows;
+            None for the whole map.
+        native (tuple[int, int]): Height and width of the maps of pretraining.
+        shifted (bool): Whether windows are shifted by half their size.
         attention (str | dict): The attention.
         mlp_ratio (float): Hidden width of the FFN in terms of ``dim``.
         qkv_bias (bool): Whether q, k and v have a bias.
@@ -84,26 +95,34 @@ class SwinBlock(BaseModule):
         attn_drop_rate (float): Dropout rate of the attention weights.
         drop_path (float): Stochastic depth rate of the FFN branch; that of
             the attention branch is the attention's own function of it.
+        ffn (str): One of ``FFN_KINDS``.
     """
 
-    def __init__(self, dim: int, num_heads: int, window: Tuple[int, int],
-                 attention: Union[str, dict], mlp_ratio: float, qkv_bias: bool,
-                 drop_rate: float, attn_drop_rate: float,
-                 drop_path: float) -> None:
+    def __init__(self, dim: int, num_heads: int,
+                 window: Optional[Tuple[int, int]], native: Tuple[int, int],
+                 shifted: bool, attention: Union[str, dict], mlp_ratio: float,
+                 qkv_bias: bool, drop_rate: float, attn_drop_rate: float,
+                 drop_path: float, ffn: str) -> None:
         super().__init__()
+        self.window = window
+        self.shift = tuple(
+            w // 2 for w in window) if shifted and window else (0, 0)
         self.norm1 = nn.LayerNorm(dim)
-        self.attn = build_attention(
+        build = partial(
+            build_attention,
             attention,
             dim=dim,
             num_heads=num_heads,
-            grid_size=window,
+            grid_size=window or native,
+            rel_pos_bias=window is not None,
             qkv_bias=qkv_bias,
             attn_drop=attn_drop_rate,
             proj_drop=drop_rate)
+        self.attn = build()
         self.drop_path = DropPath(
             self.attn.branch_drop_path(drop_path, 'window'))
         self.norm2 = nn.LayerNorm(dim)
-        self.ffn = FFN(
+        self.ffn = build() if ffn == 'attention' else FFN(
             dim,
             int(dim * mlp_ratio),
             act_cfg=dict(type='GELU'),
@@ -117,10 +136,16 @@ class SwinBlock(BaseModule):
             x (Tensor): The map.
             grid (WindowGrid): The windows of maps of its size.
         """
-        out = self.attn(grid.split(self.norm1(x)), grid.layout)
-        out = self.attn.forward_map(grid.merge(out), grid.layout)
-        x = x + self.drop_path(grid.restore(out))
+        x = self._attend(self.attn, self.norm1, x, grid)
+        if isinstance(self.ffn, BaseAttention):
+            return self._attend(self.ffn, self.norm2, x, grid)
         return self.ffn(self.norm2(x), identity=x)
+
+    def _attend(self, attention: BaseAttention, norm: nn.Module, x: Tensor,
+                grid: WindowGrid) -> Tensor:
+        out = attention(grid.split(norm(x)), grid.layout)
+        out = attention.forward_map(grid.merge(out), grid.layout)
+        return x + self.drop_path(grid.restore(out))
 
 
 class SwinStage(BaseModule):
@@ -128,7 +153,6 @@ class SwinStage(BaseModule):
 
     Args:
         dim (int): Number of channels after merging.
-        window (tuple[int, int]): Height and width of the windows.
         blocks (list[dict]): Arguments of each :class:`SwinBlock`.
         downsample (bool): Whether to merge patches first.
         with_cp (bool): Whether to recompute blocks in backward.
@@ -137,35 +161,36 @@ class SwinStage(BaseModule):
     max_cached = 8
     """Map sizes whose windows are kept; multi-scale training sees many."""
 
-    def __init__(self, dim: int, window: Tuple[int, int], blocks: List[dict],
-                 downsample: bool, with_cp: bool) -> None:
+    def __init__(self, dim: int, blocks: List[dict], downsample: bool,
+                 with_cp: bool) -> None:
         super().__init__()
-        self.window = window
         self.with_cp = with_cp
         self.downsample = PatchMerging(dim // 2) if downsample else None
         self.blocks = ModuleList(
-            SwinBlock(dim=dim, window=window, **block) for block in blocks)
+            SwinBlock(dim=dim, shifted=index % 2 == 1, **block)
+            for index, block in enumerate(blocks))
         self._grids = OrderedDict()
 
-    def grid(self, size: Tuple[int, int], shifted: bool,
+    def grid(self, size: Tuple[int, int], block: SwinBlock,
              device: torch.device) -> WindowGrid:
-        """The windows of maps of one size, made once.
+        """The windows of a block on maps of one size, made once.
 
         Args:
             size (tuple[int, int]): H and W of the map, in tokens.
-            shifted (bool): Whether windows are shifted by half their size.
+            block (SwinBlock): A block of this stage.
             device (torch.device): Where masks are to live.
 
         Returns:
             WindowGrid: The windows.
         """
-        key = (size, shifted, device)
+        plan = (block.window, block.shift, block.attn.shift_regions)
+        key = (size, device, plan)
         if key not in self._grids:
-            shift = tuple(w // 2 for w in self.window) if shifted else (0, 0)
+            window, shift, regions = plan
             # Masks made under inference_mode could not be used in training.
             with torch.inference_mode(False):
-                self._grids[key] = window_grid(size, self.window, shift,
-                                               device)
+                self._grids[key] = window_grid(size, window, shift, device,
+                                               regions)
             while len(self._grids) > 2 * self.max_cached:
                 self._grids.popitem(last=False)
         return self._grids[key]
@@ -176,8 +201,8 @@ class SwinStage(BaseModule):
         if self.downsample is not None:
             x = self.downsample(x)
         size = tuple(x.shape[1:3])
-        for index, block in enumerate(self.blocks):
-            grid = self.grid(size, index % 2 == 1, x.device)
+        for block in self.blocks:
+            grid = self.grid(size, block, x.device)
             if self.with_cp and torch.is_grad_enabled():
                 x = checkpoint(block, x, grid, use_reentrant=False)
             else:
@@ -204,12 +229,18 @@ class SwinTransformer(BaseBackbone):
         img_size (int | tuple[int, int], optional): Height and width of the
             classifier's images. If given, a stage whose map at that size is
             no larger than the window has a window as large as the map, as
-            in released classifiers. Defaults to None: windows as given.
+            in released classifiers. Encodings of whole maps are made for
+            that size. Defaults to None: windows as given, encodings for 224.
         patch_size (int): Stride of the stem. Defaults to 4.
         in_channels (int): Channels of the images. Defaults to 3.
-        window_size (int | list): Side of the windows; or a list with a side
-            or a (height, width) for each stage. Defaults to 7.
+        window_size (int | list, optional): Side of the windows; or a list
+            with a side, a (height, width) or None for each stage, each of
+            which may be a list with one for each block. None is 7, but the
+            whole map where the attention's cost is linear. Defaults to None.
         mlp_ratio (float): Hidden width of the FFNs. Defaults to 4.
+        ffn (str): ``'mlp'``; or ``'attention'``, which replaces each FFN by
+            one more attention, for a stack of pure attention.
+            Defaults to ``'mlp'``.
         qkv_bias (bool): Whether q, k, v have a bias. Defaults to True.
         drop_rate (float): Dropout rate. Defaults to 0.
         attn_drop_rate (float): Dropout rate of attention weights.
@@ -248,8 +279,9 @@ class SwinTransformer(BaseBackbone):
                  img_size: Optional[Window] = None,
                  patch_size: int = 4,
                  in_channels: int = 3,
-                 window_size: Union[int, Sequence[Window]] = 7,
+                 window_size: Union[int, Sequence, None] = None,
                  mlp_ratio: float = 4.,
+                 ffn: str = 'mlp',
                  qkv_bias: bool = True,
                  drop_rate: float = 0.,
                  attn_drop_rate: float = 0.,
@@ -264,6 +296,8 @@ class SwinTransformer(BaseBackbone):
                             ('embed_dims', 'depths', 'num_heads'), 'swin-')
         depths, heads = list(arch['depths']), list(arch['num_heads'])
         _check_arch(depths, heads, drop_path_rate)
+        if ffn not in FFN_KINDS:
+            raise ValueError(unknown_name('ffn', str(ffn), FFN_KINDS))
         if out_indices is None:
             out_indices = range(len(depths))
         super().__init__(out_indices, len(depths), frozen_stages, norm_eval,
@@ -272,8 +306,6 @@ class SwinTransformer(BaseBackbone):
         self.stage_channels = [
             arch['embed_dims'] * 2**i for i in range(len(depths))
         ]
-        self.windows = _stage_windows(window_size, img_size, patch_size,
-                                      len(depths))
         self.patch_embed = PatchEmbed(
             in_channels=in_channels,
             embed_dims=arch['embed_dims'],
@@ -284,50 +316,45 @@ class SwinTransformer(BaseBackbone):
         self._build_stages(
             heads,
             per_block(attention, depths, 'attention'),
+            per_block(window_size, depths, 'window_size', pairs=True),
+            img_size and pair(img_size, 'img_size'),
+            patch_size,
             drop_path_rate,
             mlp_ratio=mlp_ratio,
+            ffn=ffn,
             qkv_bias=qkv_bias,
             drop_rate=drop_rate,
             attn_drop_rate=attn_drop_rate)
-        if norm_cfg is not None:
-            if norm_cfg.get('type') not in ('LN', 'LayerNorm'):
-                raise ValueError(f'norm_cfg={norm_cfg}: the maps are '
-                                 "normalised by dict(type='LN') or, with "
-                                 'None, not at all')
-            for index in self.out_indices:
-                self.add_module(
-                    f'norm{index}',
-                    build_norm_layer(norm_cfg, self.stage_channels[index])[1])
-        self._reset_parameters()
+        self.build_output_norms(norm_cfg)
+        self.reset_linear_layers()
         self.freeze()
 
     def _build_stages(self, heads: List[int], attentions: List[list],
-                      drop_path_rate: float, **block) -> None:
+                      windows: List[list], img_size: Optional[Tuple[int, int]],
+                      patch_size: int, drop_path_rate: float,
+                      **block) -> None:
         # In float32, as the released code computes them.
         rates = torch.linspace(
             0, drop_path_rate, sum(self.depths), device='cpu').tolist()
+        native = [-(-s // patch_size) for s in img_size or (224, 224)]
         self.stages = ModuleList()
         # Stages that no map is taken from would have unused parameters.
         for index in range(self.out_indices[-1] + 1):
             blocks = [
                 dict(
                     num_heads=heads[index],
+                    window=_block_window(windows[index][i],
+                                         attentions[index][i],
+                                         img_size and native),
+                    native=tuple(native),
                     attention=attentions[index][i],
                     drop_path=rates.pop(0),
                     **block) for i in range(self.depths[index])
             ]
             self.stages.append(
-                SwinStage(self.stage_channels[index], self.windows[index],
-                          blocks, index > 0, self.with_cp))
-
-    def _reset_parameters(self) -> None:
-        """Truncated normal (0.02) for what no attention initialised."""
-        inside = {id(m) for a in self.attentions() for m in a.modules()}
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and id(module) not in inside:
-                trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                SwinStage(self.stage_channels[index], blocks, index > 0,
+                          self.with_cp))
+            native = [-(-s // 2) for s in native]
 
     def stem_modules(self) -> List[nn.Module]:
         """See :meth:`BaseBackbone.stem_modules`."""
@@ -366,29 +393,21 @@ def _check_arch(depths: List[int], heads: List[int],
         raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
 
 
-def _pair(value: Window, name: str) -> Tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
-        raise ValueError(f'{name}={value!r} must be a positive int or two, '
-                         '(height, width)')
-    return pair
+def _block_window(window: Optional[Window], attention: Union[str, dict],
+                  native: Optional[List[int]]) -> Optional[Tuple[int, int]]:
+    """Height and width of the windows of a block; None for the whole map.
 
-
-def _stage_windows(window_size, img_size, patch_size: int,
-                   num_stages: int) -> List[Tuple[int, int]]:
-    """Height and width of the windows of each stage."""
-    per_stage = [window_size] * num_stages if isinstance(
-        window_size, int) else list(window_size)
-    if len(per_stage) != num_stages:
-        raise ValueError(f'window_size={window_size!r} has {len(per_stage)} '
-                         f'entries, one for each of {num_stages} stages '
-                         'expected')
-    windows = [_pair(w, 'window_size') for w in per_stage]
-    if img_size is None:
-        return windows
-    size = [-(-s // patch_size) for s in _pair(img_size, 'img_size')]
-    for index, window in enumerate(windows):
-        if min(size) <= min(window):
-            windows[index] = (min(size), ) * 2
-        size = [-(-s // 2) for s in size]
-    return windows
+    Args:
+        window (int | tuple[int, int], optional): What the user wants.
+        attention (str | dict): The block's attention.
+        native (list[int], optional): The map of pretraining, if windows are
+            to be no larger.
+    """
+    if window is None:
+        if attention_class(attention).linear:
+            return None
+        window = DEFAULT_WINDOW
+    window = pair(window, 'window_size')
+    if native and min(native) <= min(window):
+        return (min(native), ) * 2
+    return window

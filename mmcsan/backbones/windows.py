@@ -12,9 +12,20 @@ SHIFT_MASK = -100.
 """What is added to logits between regions that a roll made neighbours."""
 
 
-def pad_map(x: Tensor, rows: int, cols: int) -> Tensor:
-    """Pad a map (B, H, W, C) below and to the right, with zeros."""
-    return F.pad(x, (0, 0, 0, cols, 0, rows))
+def pad_map(x: Tensor, rows: int, cols: int, front: Tuple[int, int] = (0, 0)):
+    """Pad a map (B, H, W, C) with zeros.
+
+    Args:
+        x (Tensor): The map.
+        rows (int): Rows to add below.
+        cols (int): Columns to add to the right.
+        front (tuple[int, int]): Rows above and columns to the left.
+            Defaults to (0, 0).
+
+    Returns:
+        Tensor: (B, H + rows + front[0], W + cols + front[1], C).
+    """
+    return F.pad(x, (0, 0, front[1], cols, front[0], rows))
 
 
 def cut_windows(x: Tensor, window: Tuple[int, int]) -> Tensor:
@@ -62,6 +73,7 @@ class WindowGrid:
         padded (tuple[int, int]): H and W after padding to whole windows.
         window (tuple[int, int]): Height and width of a window.
         shift (tuple[int, int]): Cyclic shift, up and to the left.
+        front (tuple[int, int]): Padding above and to the left.
         layout (TokenLayout): What the attention needs to know.
     """
 
@@ -69,13 +81,16 @@ class WindowGrid:
     padded: Tuple[int, int]
     window: Tuple[int, int]
     shift: Tuple[int, int]
+    front: Tuple[int, int]
     layout: TokenLayout
 
     def split(self, x: Tensor) -> Tensor:
         """Map (B, H, W, C) to windows (B * W, N, C)."""
-        rows, cols = (p - s for p, s in zip(self.padded, self.size))
-        if rows or cols:
-            x = pad_map(x, rows, cols)
+        if self.padded != self.size:
+            rows, cols = (
+                p - s - f
+                for p, s, f in zip(self.padded, self.size, self.front))
+            x = pad_map(x, rows, cols, self.front)
         if any(self.shift):
             x = x.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
         return cut_windows(x, self.window)
@@ -89,40 +104,58 @@ class WindowGrid:
         if any(self.shift):
             x = x.roll(self.shift, dims=(1, 2))
         if self.padded != self.size:
-            x = x[:, :self.size[0], :self.size[1]].contiguous()
+            top, left = self.front
+            x = x[:, top:top + self.size[0],
+                  left:left + self.size[1]].contiguous()
         return x
 
 
-def window_grid(size: Tuple[int, int], window: Tuple[int, int],
-                shift: Tuple[int, int], device: torch.device) -> WindowGrid:
+def window_grid(size: Tuple[int, int],
+                window: Optional[Tuple[int, int]],
+                shift: Tuple[int, int],
+                device: torch.device,
+                regions: str = 'mask') -> WindowGrid:
     """Plan the windows of maps of one size.
 
     Args:
         size (tuple[int, int]): H and W of the map, in tokens.
-        window (tuple[int, int]): Height and width of a window.
+        window (tuple[int, int], optional): Height and width of a window.
+            None makes the whole map one group, without shift.
         shift (tuple[int, int]): Cyclic shift. None takes place on a map that
             is no larger than a window in one direction.
         device (torch.device): Where masks are to live.
+        regions (str): ``'mask'`` rolls the map and masks pairs of tokens that
+            were not neighbours; ``'apart'`` rolls nothing and pads the
+            windows at the border instead, in which tokens lie where a roll
+            would put them. Defaults to ``'mask'``.
 
     Returns:
         WindowGrid: The plan, with its masks.
     """
-    padded = tuple(-(-s // w) * w for s, w in zip(size, window))
+    size = tuple(size)
+    window = size if window is None else tuple(window)
     if any(s <= w for s, w in zip(size, window)):
         shift = (0, 0)
-    valid, valid_map = _valid(size, padded, window, shift, device)
+    front = (0, 0)
+    if regions == 'apart' and any(shift):
+        front = tuple((w - s) % w for w, s in zip(window, shift))
+        shift = (0, 0)
+    padded = tuple(
+        -(-(s + f) // w) * w for s, w, f in zip(size, window, front))
+    valid, valid_map = _valid(size, padded, window, shift, front, device)
     mask = _shift_mask(padded, window, shift, device) if any(shift) else None
     layout = TokenLayout(window, mask, valid, valid_map)
-    return WindowGrid(tuple(size), padded, tuple(window), tuple(shift), layout)
+    return WindowGrid(size, padded, window, tuple(shift), front, layout)
 
 
-def _valid(size, padded, window, shift,
+def _valid(size, padded, window, shift, front,
            device) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     """Which tokens are real: (W, N) and (Hp, Wp, 1), or None if all are."""
-    if padded == tuple(size):
+    if padded == size:
         return None, None
     real = torch.zeros(1, *padded, 1, dtype=torch.bool, device=device)
-    real[:, :size[0], :size[1]] = True
+    top, left = front
+    real[:, top:top + size[0], left:left + size[1]] = True
     real = real.roll((-shift[0], -shift[1]), dims=(1, 2))
     return cut_windows(real, window)[..., 0], real[0]
 

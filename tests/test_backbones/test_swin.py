@@ -12,7 +12,9 @@ SMALL = dict(embed_dims=24, depths=[2, 2, 2, 1], num_heads=[1, 2, 3, 6])
 ATTENTIONS = [
     'Softmax', 'CSaN',
     dict(type='CSaN', variant='bounded', granularity='head'),
-    dict(type='CSaN', posinfo=True)
+    dict(type='CSaN', posinfo=True),
+    'Pola',
+    dict(type='Pola', alpha=3, kernel_size=3),
 ]
 
 
@@ -68,9 +70,9 @@ def test_padding_is_never_seen(attention, monkeypatch):
     before = model(image())
     pads = []
 
-    def dirty(x, rows, cols):
+    def dirty(x, rows, cols, front=(0, 0)):
         pads.append((rows, cols))
-        return F.pad(x, (0, 0, 0, cols, 0, rows), value=1e3)
+        return F.pad(x, (0, 0, front[1], cols, front[0], rows), value=1e3)
 
     # Of windows only: what patch merging pads with is part of the model.
     monkeypatch.setattr('mmcsan.backbones.windows.pad_map', dirty)
@@ -319,9 +321,26 @@ def test_bad_arguments(kwargs, error, word):
         build(**kwargs)
 
 
+def windows(model):
+    return [[block.window for block in stage.blocks] for stage in model.stages]
+
+
 def test_windows_by_stage():
     model = build(window_size=[4, (2, 5), 3, 2])
-    assert model.windows == [(4, 4), (2, 5), (3, 3), (2, 2)]
+    assert [stage[0] for stage in windows(model)] == [(4, 4), (2, 5), (3, 3),
+                                                      (2, 2)]
     assert model(image())[-1].isfinite().all()
     shrunk = build(img_size=(64, 32), window_size=4, patch_size=4)
-    assert shrunk.windows == [(4, 4), (4, 4), (2, 2), (1, 1)]
+    assert [stage[0] for stage in windows(shrunk)] == [(4, 4), (4, 4), (2, 2),
+                                                       (1, 1)]
+
+
+def test_windows_by_attention():
+    mixed = ['Pola', ['Pola', 'Softmax'], 'Softmax', 'Softmax']
+    model = build(mixed, window_size=None)
+    assert windows(model)[:3] == [[None, None], [None, (7, 7)],
+                                  [(7, 7), (7, 7)]]
+    model = build(mixed, window_size=[None, [(2, 5), 4], 3, (2, 2)])
+    assert windows(model) == [[None, None], [(2, 5), (4, 4)], [(3, 3)] * 2,
+                              [(2, 2)]]
+    assert model(image())[-1].isfinite().all()
