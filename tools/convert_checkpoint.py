@@ -28,7 +28,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         '--ema', action='store_true', help='take the averaged weights')
     parser.add_argument(
-        '--prefix', help="what stands before the backbone's keys")
+        '--prefix', help="what stands before the network's keys, or the entry "
+        'that holds it')
     parser.add_argument(
         '--report', choices=['text', 'json'], default='text')
     return parser.parse_args()

@@ -20,6 +20,13 @@ def parse_args() -> argparse.Namespace:
         '--config', help='config whose backbone is to load it')
     parser.add_argument(
         '--ema', action='store_true', help='take the averaged weights')
+    parser.add_argument(
+        '--prefix', help="what stands before the network's keys, or the entry "
+        'that holds it')
+    parser.add_argument(
+        '--partial',
+        choices=['qkv'],
+        help='what plain attention may fill in part; see init_cfg')
     return parser.parse_args()
 
 
@@ -27,7 +34,7 @@ def main() -> None:
     """Inspect."""
     args = parse_args()
     try:
-        found = convert_checkpoint(args.checkpoint, args.ema)
+        found = convert_checkpoint(args.checkpoint, args.ema, args.prefix)
         print(f'format:      {found.format.name}')
         print(f'backbone:    {found.format.family}')
         for name, value in found.guess_arch().items():
@@ -44,7 +51,11 @@ def main() -> None:
             backbone = dict(Config.fromfile(args.config).model.backbone)
             backbone.pop('init_cfg', None)
             report = load_classification_checkpoint(
-                MODELS.build(backbone), args.checkpoint, ema=args.ema)
+                MODELS.build(backbone),
+                args.checkpoint,
+                prefix=args.prefix,
+                ema=args.ema,
+                partial=args.partial)
             print(f'\n{args.config} loads:\n{report}')
     except CheckpointError as e:
         sys.exit(f'error: {e}')

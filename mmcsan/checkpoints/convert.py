@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-from .formats import Format, peel, recognize
-from .reader import read_state_dict
+from .formats import Format
+from .reader import read_weights
+from .recognition import peel, recognize
 
 SUFFIXES = ('.safetensors', '.pth')
 
@@ -42,26 +43,9 @@ class Conversion:
         """Arch and attention that the weights are of, from their shapes.
 
         Returns:
-            dict: ``embed_dims``, ``depths``, ``num_heads`` and, for a
-            backbone that has them, ``attention``.
+            dict: The backbone's settings; empty if the family cannot tell.
         """
-        keys = list(self.weights)
-        depths, heads = [], []
-        for stage in range(count_stages(keys)):
-            blocks = {
-                key.split('.')[3]
-                for key in keys if key.startswith(f'stages.{stage}.blocks.')
-            }
-            depths.append(len(blocks))
-            table = self.weights.get(f'stages.{stage}.blocks.0.attn.'
-                                     'relative_position_bias_table')
-            heads.append(None if table is None else table.shape[1])
-        stem = self.weights.get('patch_embed.projection.weight')
-        return dict(
-            embed_dims=None if stem is None else stem.shape[0],
-            depths=depths,
-            num_heads=heads,
-            attention=_guess_attention(self.weights))
+        return self.format.guess(self.weights) if self.format.guess else {}
 
     def to_dict(self) -> dict:
         """What happened, as plain data fit for JSON."""
@@ -75,26 +59,6 @@ class Conversion:
             unexpected=self.unexpected)
 
 
-def _guess_attention(weights: Dict[str, Tensor]) -> Union[str, dict]:
-    prefix = 'stages.0.blocks.0.attn.'
-    if f'{prefix}reduce.weight' not in weights:
-        return 'Softmax'
-    gains = weights[f'{prefix}ka.weight'].shape[0]
-    dim = weights[f'{prefix}qkv.weight'].shape[1]
-    bounded = f'{prefix}act.proj.weight' not in weights
-    return dict(
-        type='CSaN',
-        variant='bounded' if bounded else 'unbounded',
-        granularity='unit' if gains == dim else 'head',
-        posinfo=f'{prefix}posinfo.weight' in weights)
-
-
-def count_stages(keys) -> int:
-    """Number of stages that keys such as ``stages.3.`` speak of."""
-    found = [re.match(r'(?:stages|layers)\.(\d+)\.', key) for key in keys]
-    return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
 def convert_checkpoint(source: Union[str, Path, dict],
                        ema: bool = False,
                        prefix: Optional[str] = None) -> Conversion:
@@ -103,8 +67,9 @@ def convert_checkpoint(source: Union[str, Path, dict],
     Args:
         source (str | Path | dict): A file, a URL, or a state dict.
         ema (bool): Whether to take averaged weights. Defaults to False.
-        prefix (str, optional): What stands before the backbone's keys, if it
-            is nothing usual. Defaults to None.
+        prefix (str, optional): What stands before the keys of the network
+            that is meant, if that is nothing usual or one of several; or the
+            name of the entry that holds it. Defaults to None.
 
     Returns:
         Conversion: The weights and what became of every key.
@@ -113,22 +78,15 @@ def convert_checkpoint(source: Union[str, Path, dict],
         CheckpointError: If it cannot be read or is of no known format.
     """
     name = 'checkpoint' if isinstance(source, dict) else str(source)
-    state_dict, outside = peel(read_state_dict(source, ema), prefix)
+    state_dict, entered = read_weights(source, ema, prefix)
     try:
-        fmt = recognize(state_dict)
+        inside, outside = peel(state_dict, None if entered else prefix)
+        fmt = recognize(inside)
+        renamed = fmt.rename(inside)
     except CheckpointError as e:
         raise CheckpointError(f'{name}: {e}') from e
-    done = Conversion(fmt, {}, dropped=list(outside))
-    stages = count_stages(state_dict)
-    for key, value in state_dict.items():
-        renamed = fmt.rename(key, stages)
-        if renamed is None or fmt.leaves_out(key):
-            kind = 'dropped' if fmt.leaves_out(key) else 'unexpected'
-            getattr(done, kind).append(key)
-            continue
-        target, transform = renamed
-        done.weights[target] = transform(value) if transform else value
-    return done
+    return Conversion(fmt, renamed.weights, outside + renamed.dropped,
+                      renamed.unexpected)
 
 
 def save_weights(weights: Dict[str, Tensor], path: Union[str, Path]) -> Path:

@@ -1,11 +1,11 @@
 """Unpickle checkpoints with torch, executing nothing that is in them."""
-import codecs
+import io
 import pickle
 import sys
 import zipfile
 from collections import OrderedDict
 from types import SimpleNamespace
-from typing import Any, NoReturn, Type
+from typing import Any, BinaryIO, NoReturn, Optional, Type
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from .errors import CheckpointError
 little_endian = sys.byteorder == 'little'
 
 _BUILTINS = ('bool', 'bytearray', 'bytes', 'complex', 'dict', 'float',
-             'frozenset', 'int', 'list', 'range', 'set', 'slice', 'str',
-             'tuple')
+             'frozenset', 'int', 'list', 'set', 'slice', 'str', 'tuple')
 _REAL = {
     ('collections', 'Counter'),
     ('collections', 'OrderedDict'),
@@ -40,7 +39,8 @@ _INERT = ('_codecs', 'addict', 'argparse', 'datetime', 'decimal', 'easydict',
 """Packages whose objects are bookkeeping; stand-ins take their place."""
 
 _INERT_NAMES = {('torch.torch_version', 'TorchVersion'),
-                ('builtins', 'getattr'), ('__builtin__', 'getattr')}
+                ('builtins', 'getattr'), ('__builtin__', 'getattr'),
+                ('builtins', 'range'), ('__builtin__', 'xrange')}
 """The same, single objects. Bound methods are pickled as getattr calls."""
 
 
@@ -56,6 +56,9 @@ class _Stub:
     def __setitem__(self, key, value) -> None:
         pass
 
+    def __iter__(self):
+        return iter(())
+
     def append(self, value) -> None:
         """Take an item of a stubbed list, and forget it."""
 
@@ -68,6 +71,19 @@ class _Stub:
 
 def _is_stub(thing) -> bool:
     return thing is _Stub or isinstance(thing, _Stub)
+
+
+def _describe(thing) -> str:
+    """What something is; never its content, which may be without end."""
+    if isinstance(thing, type) or callable(thing):
+        return getattr(thing, '__qualname__', type(thing).__name__)
+    return f'a {type(thing).__name__}'
+
+
+def _makes_room(function, args: tuple) -> bool:
+    """Whether a call asks for memory that no data of the file fills."""
+    return function in (bytes, bytearray) and any(
+        isinstance(arg, int) for arg in args)
 
 
 def _refuse(what: str) -> NoReturn:
@@ -126,7 +142,9 @@ class DataUnpickler(pickle._Unpickler):
         if _is_stub(function):
             return _Stub()
         if not any(function is allowed for allowed in self._callable):
-            _refuse(f'call {function!r}')
+            _refuse(f'call {_describe(function)}')
+        if _makes_room(function, args):
+            _refuse('ask for empty memory')
         return make(function, *args) if make else function(*args)
 
     def load_reduce(self) -> None:
@@ -151,7 +169,7 @@ class DataUnpickler(pickle._Unpickler):
         self.stack.pop()
         cls = self.stack.pop()
         if not _is_stub(cls):
-            _refuse(f'call {cls!r} with keywords')
+            _refuse(f'call {_describe(cls)} with keywords')
         self.append(_Stub())
 
     dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
@@ -159,6 +177,16 @@ class DataUnpickler(pickle._Unpickler):
     def _instantiate(self, cls, args) -> None:
         """Make an object the way old protocols ask for."""
         self.append(self._call(cls, tuple(args)))
+
+    def load_bytearray8(self) -> None:
+        """Read bytes; first of all whether they are there."""
+        size = int.from_bytes(self.read(8), 'little')
+        data = self.read(size)
+        if len(data) < size:
+            _refuse('ask for empty memory')
+        self.append(bytearray(data))
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
 
     def load_build(self) -> None:
         """Give an object its state."""
@@ -175,14 +203,14 @@ class DataUnpickler(pickle._Unpickler):
             if set(state) <= {'_metadata'}:
                 thing.__dict__.update(state)
                 return
-        _refuse(f'change {thing!r:.80}')
+        _refuse(f'change {_describe(thing)}')
 
 
 def _history_method(owner, name):
     """``getattr`` of checkpoints: a method of mmengine's log, nothing else."""
     if owner is HistoryBuffer and name in ('min', 'max', 'current', 'mean'):
         return getattr(HistoryBuffer, name)
-    return _refuse(f'read {name!r} of {owner!r}')
+    return _refuse(f'read an attribute of {_describe(owner)}')
 
 
 def _dtype(name: str, *args) -> np.dtype:
@@ -205,6 +233,17 @@ def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
     return np.frombuffer(data, dtype)[0]
 
 
+def _encode(text: str, encoding: str = '') -> bytes:
+    """Bytes, which old protocols hold as text."""
+    if not isinstance(text, str) or encoding not in ('latin1', 'latin-1'):
+        _refuse('encode something else than bytes')
+    return text.encode('latin1')
+
+
+_HISTORY = {'_log_history', '_count_history', '_statistics_methods',
+            'statistics_methods', 'max_length', '_max_length'}
+
+
 def _run_objects() -> dict:
     """The objects in checkpoints of a run that are more than weights."""
     objects = {
@@ -213,7 +252,7 @@ def _run_objects() -> dict:
         ('mmengine.logging.history_buffer', 'HistoryBuffer'): HistoryBuffer,
         ('numpy', 'ndarray'): np.ndarray,
         ('numpy', 'dtype'): _dtype,
-        ('_codecs', 'encode'): codecs.encode,
+        ('_codecs', 'encode'): _encode,
     }
     # numpy 2 renamed the module; files of either version are read by either.
     for module in ('numpy.core.multiarray', 'numpy._core.multiarray'):
@@ -234,6 +273,8 @@ class RunUnpickler(DataUnpickler):
 
     def _set_state(self, thing, state) -> None:
         if type(thing) is HistoryBuffer and isinstance(state, dict):
+            if not set(state) <= _HISTORY:
+                _refuse('change the log of a run')
             thing.__dict__.update(state)
         elif isinstance(thing, np.dtype):
             # Of the byte order of this machine, as dtypes are built here.
@@ -250,22 +291,93 @@ class RunUnpickler(DataUnpickler):
             super()._set_state(thing, state)
 
 
-def _is_program(file) -> bool:
-    """Whether torch.load would hand a file to TorchScript, which runs it."""
-    if not zipfile.is_zipfile(file):
-        return False
+class _Unnamed(io.BufferedIOBase):
+    """A file without a descriptor: torch unpacks what has one as a tar."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def read(self, size: Optional[int] = -1) -> bytes:
+        """See :meth:`io.BufferedIOBase.read`."""
+        return self._file.read(size)
+
+    def readinto(self, buffer) -> int:
+        """See :meth:`io.BufferedIOBase.readinto`."""
+        return self._file.readinto(buffer)
+
+    def readline(self, size: Optional[int] = -1) -> bytes:
+        """See :meth:`io.IOBase.readline`."""
+        return self._file.readline(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """See :meth:`io.IOBase.seek`."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """See :meth:`io.IOBase.tell`."""
+        return self._file.tell()
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Refuse zip archives that are programs or unpack to far more.
+
+    Raises:
+        CheckpointError: If torch.load would hand it to TorchScript, which
+            runs it, or if its content is compressed: torch writes it plain.
+    """
     with zipfile.ZipFile(file) as archive:
-        return any(n.endswith('/constants.pkl') for n in archive.namelist())
+        for info in archive.infolist():
+            if info.filename.endswith('/constants.pkl'):
+                raise CheckpointError('it is a TorchScript program')
+            if info.file_size > max(10 * info.compress_size, 1 << 24):
+                raise CheckpointError(
+                    f'{info.filename} in it unpacks to {info.file_size} '
+                    f'bytes from {info.compress_size}, which no weights do')
 
 
-def load_torch(file,
+def _check_legacy(file: BinaryIO) -> None:
+    """Refuse files of torch before 1.6 that would be read wrongly.
+
+    Raises:
+        CheckpointError: If it is a tar archive, or its numbers have the other
+            byte order.
+    """
+    head = file.read(512)
+    file.seek(0)
+    if head[257:262] == b'ustar':
+        raise CheckpointError(
+            'it is a tar archive, as torch before 0.1.10 wrote; save it anew '
+            'with a torch of its time')
+    if not head.startswith(b'\x80'):
+        return
+    # A magic number, the version, and what machine wrote it.
+    facts = [DataUnpickler(file).load() for _ in range(3)]
+    file.seek(0)
+    order = facts[2].get('little_endian') if isinstance(facts[2],
+                                                        dict) else None
+    if order is not None and order != little_endian:
+        raise CheckpointError(
+            'its numbers have the byte order of another kind of machine; '
+            'save it anew, there, with torch 1.6 or later')
+
+
+def load_torch(file: BinaryIO,
                name: str,
                unpickler: Type[DataUnpickler] = DataUnpickler,
                map_location: Any = 'cpu'):
     """``torch.load`` that builds data and runs nothing.
 
     Args:
-        file (file): Open for reading in binary mode, at its start.
+        file (BinaryIO): Open for reading, at its start.
         name (str): What to call it in errors.
         unpickler (type): What may be built beside tensors and containers.
         map_location: See ``torch.load``. Defaults to ``'cpu'``.
@@ -277,8 +389,14 @@ def load_torch(file,
         CheckpointError: If it is damaged, no checkpoint, or would run code.
     """
     try:
-        if _is_program(file):
-            raise CheckpointError('it is a TorchScript program')
+        # By what torch goes by: others may be archives behind their start.
+        zipped = file.read(4) == b'PK\x03\x04'
+        file.seek(0)
+        if zipped:
+            _check_archive(file)
+        else:
+            _check_legacy(file)
+            file = _Unnamed(file)
         file.seek(0)
         try:
             return torch.load(
@@ -291,7 +409,7 @@ def load_torch(file,
     except Exception as e:
         raise CheckpointError(
             f'{name} cannot be read as a checkpoint, it is damaged, cut off '
-            f'or of another kind ({type(e).__name__}: {e})') from e
+            f'or of another kind ({type(e).__name__}: {str(e)[:300]})') from e
 
 
 def _load_foreign(file, unpickler: Type[DataUnpickler], map_location):
