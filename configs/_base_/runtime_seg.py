@@ -9,6 +9,8 @@ default_hooks = dict(
         max_keep_ckpts=3),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'))
+# Dropout and drop path go on as if a run had not been stopped.
+custom_hooks = [dict(type='mmcsan.ExactResumeHook')]
 env_cfg = dict(
     cudnn_benchmark=True,
     mp_cfg=dict(mp_start_method='fork', opencv_num_threads=0),

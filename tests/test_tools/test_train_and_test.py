@@ -141,7 +141,8 @@ def test_resume_goes_on_as_if_never_stopped(trained, tool, tmp_path, how):
 
 EXACT = """
 model['backbone'] = dict(
-    type='mmcsan.SwinTransformer', window_size=2, drop_path_rate=0.,
+    type='mmcsan.SwinTransformer', window_size=2, drop_path_rate=.5,
+    drop_rate=.1,
     arch=dict(embed_dims=24, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2]))
 optim_wrapper = dict(
     type='OptimWrapper',
@@ -149,13 +150,19 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=1.0))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.1, by_epoch=False, begin=0, end=3)]
-custom_hooks = [dict(type='EMAHook', momentum=0.1)]
+custom_hooks = [
+    dict(type='EMAHook', momentum=0.1), dict(type='mmcsan.ExactResumeHook')]
 """
-# Nothing is drawn at random in training: runs do not save where the random
-# numbers were.
+ITERATIONS = """
+train_cfg = dict(type='IterBasedTrainLoop', max_iters=4, val_interval=2)
+train_dataloader['sampler'] = dict(type='InfiniteSampler', shuffle=True)
+default_hooks = dict(
+    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=2))
+log_processor = dict(by_epoch=False)
+"""
 HEADS = dict(
     mmpretrain="model['head']['in_channels'] = 192",
-    mmseg="model['decode_head'].update(in_channels=192, dropout_ratio=0)",
+    mmseg="model['decode_head'].update(in_channels=192, dropout_ratio=.5)",
     mmdet="model['neck']['in_channels'] = [24, 48, 96, 192]")
 
 
@@ -176,21 +183,27 @@ def assert_equal(ours, theirs, where=''):
         assert ours == theirs, where
 
 
-@pytest.mark.parametrize('scope', CODEBASES)
-def test_resume_is_exact(scope, data, tool, tmp_path):
+@pytest.mark.parametrize('scope, by_epoch', [(scope, True)
+                                             for scope in CODEBASES] +
+                         [('mmseg', False)])
+def test_resume_is_exact(scope, by_epoch, data, tool, tmp_path):
     """Four iterations equal two, a resume and two more: weights, average,
-    AdamW's state and the learning rate."""
+    AdamW's state and the learning rate; drop path and flips are drawn alike.
+    """
     config = write_config(tmp_path / 'exact.py', data, scope)
-    config.write_text(config.read_text() + EXACT + HEADS[scope] + '\n')
+    text = config.read_text().replace('prob=0.)', 'prob=0.5)')
+    text = text + EXACT + HEADS[scope] + ('' if by_epoch else ITERATIONS)
+    config.write_text(text + '\n')
+    names = ('epoch_1.pth', 'epoch_2.pth') if by_epoch else (
+        'iter_2.pth', 'iter_4.pth')
     whole, work = tmp_path / 'whole', tmp_path / 'work'
     tool('train', config, '--work-dir', whole)
     work.mkdir()
-    shutil.copy(whole / 'epoch_1.pth', work)
-    tool('train', config, '--work-dir', work, '--resume', work / 'epoch_1.pth')
+    shutil.copy(whole / names[0], work)
+    tool('train', config, '--work-dir', work, '--resume', work / names[0])
     first, ours, theirs = (
         torch.load(path, weights_only=False)
-        for path in (whole / 'epoch_1.pth', work / 'epoch_2.pth',
-                     whole / 'epoch_2.pth'))
+        for path in (whole / names[0], work / names[1], whole / names[1]))
     for part in ('state_dict', 'ema_state_dict', 'optimizer',
                  'param_schedulers'):
         assert_equal(ours[part], theirs[part], part)
