@@ -29,3 +29,19 @@ def test_every_config_is_in_its_readme(root, folder):
     text = (root / 'configs' / folder / 'README.md').read_text()
     for path in (root / 'configs' / folder).glob('*.py'):
         assert f'({path.name})' in text
+
+
+def test_every_checkpoint_format_is_documented(root):
+    from mmcsan.checkpoints.formats import FORMATS
+    text = (root / 'docs' / 'checkpoints.md').read_text()
+    table = [line for line in text.splitlines() if line.startswith('| ')]
+    for form in FORMATS:
+        if form.name.startswith('mmcsan '):
+            row = next(line for line in table if '| mmcsan' in line)
+            assert form.name.split()[1].rstrip(',') in row, form.name
+            continue
+        words = form.name.replace(', average pooling', '').replace(
+            ' with a class token', '')
+        row = [line for line in table if form.family in line
+               and all(w.strip('(),') in line for w in words.split())]
+        assert row, form.name
