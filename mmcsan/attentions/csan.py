@@ -292,6 +292,8 @@ class CSaN(BaseAttention):
             (G, H, N / s, d) and kpriv (G, H, N, d); gains have 1 for d with
             head granularity.
         """
+        if row_z is None and column_z is None and self._may_fuse():
+            return self._compensate_at_once(z)
         row_z = z if row_z is None else row_z
         column_z = z if column_z is None else column_z
         return Compensation(
@@ -299,6 +301,26 @@ class CSaN(BaseAttention):
             1 + self._correction(self.magk, column_z),
             1 + self._correction(self.ka, row_z),
             self._correction(self.kv, z))
+
+    def _may_fuse(self) -> bool:
+        """Whether the four maps are plain layers that nothing listens to."""
+        return self.fused and self.variant == 'unbounded' and not any(
+            type(layer) is not nn.Linear or layer._forward_hooks
+            or layer._forward_pre_hooks
+            for layer in (self.temp, self.magk, self.ka, self.kv))
+
+    def _compensate_at_once(self, z: Tensor) -> Compensation:
+        """The four maps as one product; what is one plus a map has the one
+        in its bias."""
+        layers = (self.temp, self.magk, self.ka, self.kv)
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = torch.cat([layer.bias + 1 for layer in layers[:3]]
+                         + [self.kv.bias])
+        sizes = [layer.out_features for layer in layers]
+        # (G, N, H*c) -> (G, N, H, c) -> (G, H, N, c)
+        return Compensation(*(
+            value.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for value in F.linear(z, weight, bias).split(sizes, dim=-1)))
 
     def _correction(self, layer: nn.Linear, z: Tensor) -> Tensor:
         value = layer(z)
@@ -329,16 +351,18 @@ class CSaN(BaseAttention):
         if layout.q_pool > 1:
             row_mean = row_mean.repeat(1, 1, layout.q_pool)
         z = self.describe(x, row_mean)
-        comp = self.compensate(
-            z, pool_siblings(z, layout, 'mean'), self._cells(z, layout))
-        out = attention(comp.temperature, comp.column * v)
-        own = self._own_values(v, layout) * comp.private
-        return out * comp.public + pool_siblings(own, layout, 'mean')
+        row_z = pool_siblings(z, layout, 'mean') if layout.q_pool > 1 else None
+        comp = self.compensate(z, row_z, self._cells(z, layout))
+        out = attention(comp.temperature, comp.column * v) * comp.public
+        own = self._own_values(v, layout)
+        if layout.q_pool == 1:
+            return torch.addcmul(out, own, comp.private)
+        return out + pool_siblings(own * comp.private, layout, 'mean')
 
-    def _cells(self, z: Tensor, layout: TokenLayout) -> Tensor:
-        """Mean descriptor of the tokens that each key was made of."""
+    def _cells(self, z: Tensor, layout: TokenLayout) -> Optional[Tensor]:
+        """Mean descriptor of the tokens that each key was made of, or None."""
         if (self.sr_ratio or 1) == 1:
-            return z
+            return None
         # (G, N, hidden) -> (G, hidden, h, w) -> (G, M, hidden)
         grid = z.transpose(1, 2).unflatten(2, layout.grid)
         cells = F.avg_pool2d(grid, self.sr_ratio, ceil_mode=True)
