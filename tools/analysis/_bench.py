@@ -1,7 +1,9 @@
 """Fair timing: what is compared takes turns, in one process, on one input."""
 import ast
 import gc
+import json
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -168,6 +170,32 @@ def peak_memory(run: Callable, device: str) -> float:
     before = _peak_rss()
     run()
     return _peak_rss() - before
+
+
+def memory_elsewhere(script: str, *task) -> float:
+    """MiB that a step needs, measured in a fresh process.
+
+    Args:
+        script (str): A benchmark, which answers ``--measure`` with a number.
+        *task: What to measure, fit for JSON.
+
+    Returns:
+        float: MiB beyond inputs and weights.
+    """
+    result = subprocess.run(
+        [sys.executable, script, *sys.argv[1:], '--measure',
+         json.dumps(task)],
+        capture_output=True,
+        text=True)
+    if result.returncode:
+        raise SystemExit(result.stderr)
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def modes(args) -> list:
+    """Whether to train, for each mode that is asked for."""
+    return dict(
+        infer=[False], train=[True], both=[False, True])[args.mode]
 
 
 def machine(device: str) -> str:

@@ -8,7 +8,6 @@ Memory is measured in a process of its own for each arm and size.
 import argparse
 import json
 import math
-import subprocess
 import sys
 
 import _bench
@@ -96,18 +95,6 @@ def measure(args) -> None:
     print(json.dumps(_bench.peak_memory(run, args.device)))
 
 
-def memory(args, label: str, size, train: bool) -> float:
-    """MiB beyond inputs and weights, measured in a fresh process."""
-    task = json.dumps([label, size, train])
-    result = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], '--measure', task],
-        capture_output=True,
-        text=True)
-    if result.returncode:
-        raise SystemExit(result.stderr)
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def compare(args, size, train: bool) -> list:
     """A row for each arm."""
     steps = {}
@@ -130,8 +117,8 @@ def compare(args, size, train: bool) -> list:
                 low=low * 1e3,
                 high=high * 1e3,
                 ratio=mid / base,
-                mib=math.nan if args.no_memory else memory(
-                    args, label, size, train)))
+                mib=math.nan if args.no_memory else _bench.memory_elsewhere(
+                    __file__, label, size, train)))
     return rows
 
 
@@ -210,8 +197,7 @@ def main() -> None:
         return
     rows = []
     for size in _bench.parse_sizes(args.sizes):
-        for train in dict(
-                infer=[False], train=[True], both=[False, True])[args.mode]:
+        for train in _bench.modes(args):
             rows += compare(args, size, train)
             last = rows[-1]
             print(f'{last["mode"]} at {size[0]}x{size[1]} done',

@@ -9,7 +9,6 @@ Arms take turns in one process; the first is what the others are measured in.
 import argparse
 import json
 import math
-import subprocess
 import sys
 
 import _bench
@@ -72,18 +71,6 @@ def measure(args) -> None:
     print(json.dumps(_bench.peak_memory(run, args.device)))
 
 
-def memory(args, text: str, size, train: bool) -> float:
-    """MiB beyond weights and images, measured in a fresh process."""
-    task = json.dumps([text, size, train])
-    result = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], '--measure', task],
-        capture_output=True,
-        text=True)
-    if result.returncode:
-        raise SystemExit(result.stderr)
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def compare(args, size, train: bool) -> list:
     """A row for each arm."""
     steps = {}
@@ -105,8 +92,8 @@ def compare(args, size, train: bool) -> list:
                 low=low * 1e3,
                 high=high * 1e3,
                 ratio=mid / base,
-                mib=math.nan if args.no_memory else memory(
-                    args, text, size, train)))
+                mib=math.nan if args.no_memory else _bench.memory_elsewhere(
+                    __file__, text, size, train)))
     return rows
 
 
@@ -147,8 +134,7 @@ def main() -> None:
         return
     rows = []
     for size in _bench.parse_sizes(args.sizes):
-        for train in dict(
-                infer=[False], train=[True], both=[False, True])[args.mode]:
+        for train in _bench.modes(args):
             rows += compare(args, size, train)
             print(f'{rows[-1]["mode"]} at {size[0]}x{size[1]} done',
                   file=sys.stderr)
