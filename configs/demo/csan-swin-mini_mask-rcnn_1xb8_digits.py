@@ -3,7 +3,8 @@
 _base_ = [
     '../_base_/models/mask-rcnn_swin_fpn.py',
     '../_base_/models/swin_mini.py',
-    '../_base_/datasets/digits_instance.py', '../_base_/runtime_det.py'
+    '../_base_/datasets/digits_instance.py',
+    '../_base_/schedules/no_decay.py', '../_base_/runtime_det.py'
 ]
 channels = 64
 model = dict(
@@ -47,8 +48,7 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
         custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.),
+            **_base_.no_decay,
             'backbone': dict(lr_mult=0.5)
         }))
 param_scheduler = [

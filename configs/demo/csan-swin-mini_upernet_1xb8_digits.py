@@ -1,7 +1,8 @@
 # Demo, semantic segmentation of scenes: background and ten digits.
 _base_ = [
     '../_base_/models/upernet_swin.py', '../_base_/models/swin_mini.py',
-    '../_base_/datasets/digits_semseg.py', '../_base_/runtime_seg.py'
+    '../_base_/datasets/digits_semseg.py',
+    '../_base_/schedules/no_decay.py', '../_base_/runtime_seg.py'
 ]
 norm_cfg = dict(type='BN', requires_grad=True)
 # Nine pixels in ten are background: without weights it is all that is learnt
@@ -34,8 +35,7 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=5.0),
     paramwise_cfg=dict(
         custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.),
+            **_base_.no_decay,
             'backbone': dict(lr_mult=0.1)
         }))
 param_scheduler = [

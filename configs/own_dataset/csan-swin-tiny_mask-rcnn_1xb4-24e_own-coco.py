@@ -2,7 +2,8 @@
 # line. Annotations are COCO files with boxes and, for segmentation, masks;
 # classes are the names of their categories.
 _base_ = [
-    '../_base_/models/mask-rcnn_swin_fpn.py', '../_base_/runtime_det.py'
+    '../_base_/models/mask-rcnn_swin_fpn.py',
+    '../_base_/schedules/no_decay.py', '../_base_/runtime_det.py'
 ]
 data_root = 'data/my_dataset/'
 classes = ('thing', )
@@ -91,11 +92,7 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
     clip_grad=dict(max_norm=5.0),
-    paramwise_cfg=dict(
-        custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
-        }))
+    paramwise_cfg=dict(custom_keys=_base_.no_decay))
 param_scheduler = [
     dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=50),
     dict(

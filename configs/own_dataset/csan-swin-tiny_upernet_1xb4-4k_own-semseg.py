@@ -1,7 +1,10 @@
 # Semantic segmentation of one's own images: edit down to the line.
 # Masks are PNG files named like their images. A pixel holds the number of its
 # class, 0 to len(classes) - 1 in this order, or 255 where it is not judged.
-_base_ = ['../_base_/models/upernet_swin.py', '../_base_/runtime_seg.py']
+_base_ = [
+    '../_base_/models/upernet_swin.py', '../_base_/schedules/no_decay.py',
+    '../_base_/runtime_seg.py'
+]
 data_root = 'data/my_dataset/'
 classes = ('background', 'thing')
 train_images, train_masks = 'train', 'train_masks'
@@ -83,11 +86,7 @@ optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.01),
     clip_grad=dict(max_norm=5.0),
-    paramwise_cfg=dict(
-        custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
-        }))
+    paramwise_cfg=dict(custom_keys=_base_.no_decay))
 warmup = min(200, max_iters // 10)
 param_scheduler = [
     dict(

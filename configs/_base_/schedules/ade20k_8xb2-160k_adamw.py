@@ -1,13 +1,10 @@
 # UPerNet of Swin on ADE20K: AdamW 6e-5, poly, 160k iterations (mmseg).
+_base_ = './no_decay.py'
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(
         type='AdamW', lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),
-    paramwise_cfg=dict(
-        custom_keys={
-            'relative_position_bias_table': dict(decay_mult=0.),
-            'norm': dict(decay_mult=0.)
-        }))
+    paramwise_cfg=dict(custom_keys=_base_.no_decay))
 param_scheduler = [
     dict(
         type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500),

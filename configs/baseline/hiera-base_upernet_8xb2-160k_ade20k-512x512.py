@@ -1,0 +1,8 @@
+# The plain arm: nothing differs but the attention and the weights it starts
+# from.
+_base_ = '../csan/csan-hiera-base_upernet_8xb2-160k_ade20k-512x512.py'
+pretrained = 'https://dl.fbaipublicfiles.com/hiera/hiera_base_224.pth'
+model = dict(
+    backbone=dict(
+        attention=dict(type='Softmax'),
+        init_cfg=dict(checkpoint=pretrained)))

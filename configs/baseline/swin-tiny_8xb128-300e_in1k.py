@@ -1,0 +1,3 @@
+# The plain arm: nothing differs but the attention.
+_base_ = '../pola/pola-swin-tiny_8xb128-300e_in1k.py'
+model = dict(backbone=dict(attention='Softmax'))

@@ -1,0 +1,15 @@
+_base_ = [
+    '../_base_/models/upernet_vit.py', '../_base_/datasets/ade20k.py',
+    '../_base_/schedules/ade20k_8xb2-160k_adamw_vit.py',
+    '../_base_/runtime_seg.py'
+]
+model = dict(
+    backbone=dict(
+        arch='vit-base',
+        attention=dict(type='CSaN'),
+        init_cfg=dict(
+            type='mmcsan.PretrainedClassifier',
+            checkpoint='csan-vit-base_in1k.pth')),
+    neck=dict(in_channels=[768] * 4, out_channels=768),
+    decode_head=dict(in_channels=[768] * 4),
+    auxiliary_head=dict(in_channels=768))

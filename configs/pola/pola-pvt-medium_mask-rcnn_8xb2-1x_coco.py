@@ -1,0 +1,5 @@
+_base_ = './pola-pvt-tiny_mask-rcnn_8xb2-1x_coco.py'
+model = dict(
+    backbone=dict(
+        arch='pvt-medium',
+        init_cfg=dict(checkpoint='pola-pvt-medium_in1k.pth')))

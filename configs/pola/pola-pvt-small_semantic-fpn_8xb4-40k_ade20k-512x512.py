@@ -1,0 +1,5 @@
+_base_ = './pola-pvt-tiny_semantic-fpn_8xb4-40k_ade20k-512x512.py'
+model = dict(
+    backbone=dict(
+        arch='pvt-small',
+        init_cfg=dict(checkpoint='pola-pvt-small_in1k.pth')))

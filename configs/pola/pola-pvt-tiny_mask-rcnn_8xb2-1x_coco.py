@@ -1,0 +1,13 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_pvt_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/coco_8xb2-1x_adamw_pvt_mask-rcnn.py',
+    '../_base_/runtime_det.py'
+]
+model = dict(
+    backbone=dict(
+        arch='pvt-tiny',
+        attention='Pola',
+        init_cfg=dict(
+            type='mmcsan.PretrainedClassifier',
+            checkpoint='pola-pvt-tiny_in1k.pth')))

@@ -1,0 +1,5 @@
+_base_ = './pola-swin-tiny_8xb128-300e_in1k.py'
+model = dict(
+    backbone=dict(
+        arch='swin-small',
+        drop_path_rate=0.3))

@@ -1,0 +1,13 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_swin_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/coco_8xb2-1x_adamw.py',
+    '../_base_/runtime_det.py'
+]
+model = dict(
+    backbone=dict(
+        arch='swin-tiny',
+        attention=['Pola', 'Pola', 'Softmax', 'Softmax'],
+        init_cfg=dict(
+            type='mmcsan.PretrainedClassifier',
+            checkpoint='pola-swin-tiny_in1k.pth')))
