@@ -180,13 +180,15 @@ def _true_instances(data_root: Path, scenes: List[Path]) -> list:
     return found
 
 
-def write_report(work_dir: Path, results: Dict[str, Dict[str, float]],
+def write_report(work_dir: Path, model: str,
+                 results: Dict[str, Dict[str, float]],
                  seconds: Dict[str, float], picture: Path, total: float,
                  floors: Dict[str, float]) -> Tuple[str, List[str]]:
     """Write ``report.md``.
 
     Args:
         work_dir (Path): Where to.
+        model (str): What was trained, for people.
         results (dict): Scores of each run, in percent.
         seconds (dict): Seconds that each run took.
         picture (Path): The picture to show.
@@ -198,7 +200,7 @@ def write_report(work_dir: Path, results: Dict[str, Dict[str, float]],
         better than from scratch.
     """
     lines = [
-        '# Demo report', '',
+        f'# Demo report: {model}', '',
         '| task | score (%) | fine-tuned | from scratch | seconds, fine-tuned '
         '| seconds, from scratch |', '|---|---|---|---|---|---|'
     ]

@@ -98,18 +98,25 @@ def test_builds_and_uses_an_attention(path):
     assert type(backbone).__module__.startswith('mmcsan.')
     found = [type(a).__name__ for a in backbone.attentions()]
     stages = expected_attentions(path.stem)
+    backbone_cfg = Config.fromfile(path).model.backbone
     if len(backbone.depths) == len(stages):
+        each = 2 if backbone_cfg.get('ffn') == 'attention' else 1
         assert found == [
             name for name, depth in zip(stages, backbone.depths)
-            for _ in range(depth)
+            for _ in range(each * depth)
         ]
     else:  # a plain backbone is a stage
         assert found == stages[:1] * sum(backbone.depths)
-    neck = getattr(model, 'neck', None)
-    if isinstance(getattr(neck, 'in_channels', None), list):
-        assert neck.in_channels == backbone.out_channels
-    elif neck is None:
-        assert model.decode_head.in_channels == backbone.out_channels
+    reader = first_reader(Config.fromfile(path).model)
+    if isinstance(reader.get('in_channels'), list):
+        assert reader.in_channels == backbone.out_channels
+
+
+def first_reader(cfg):
+    """The config of what takes the maps of the backbone."""
+    for name in ('neck', 'decode_head', 'panoptic_head', 'head'):
+        if name in cfg:
+            return cfg[name]
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
@@ -155,6 +162,7 @@ def test_plain_arm_differs_in_attention_and_weights_alone(path, twin):
 
 # (config, key, value): the recipes, from the sources that the READMEs name.
 ADE20K = 'upernet_8xb2-160k_ade20k-512x512'
+MASK2FORMER = 'mask2former_8xb2-160k_ade20k-512x512'
 RECIPES = {
     'csan-swin-tiny_8xb256-300e_in1k': {
         'optim_wrapper.optimizer.lr': 2e-3,
@@ -177,6 +185,54 @@ RECIPES = {
         'optim_wrapper.optimizer.weight_decay': 0.05,
         'train_cfg.max_epochs': 12,
         'model.backbone.drop_path_rate': 0.2,
+    },
+    'csan-swin-small_8xb256-300e_in1k': {
+        'model.backbone.drop_path_rate': 0.3
+    },
+    'csan-swin-base_cascade-mask-rcnn_8xb2-ms-crop-3x_coco': {
+        'model.type': 'CascadeRCNN',
+        'model.backbone.drop_path_rate': 0.3,
+        'train_cfg.max_epochs': 36,
+    },
+    f'csan-swin-small_{MASK2FORMER}': {
+        'optim_wrapper.optimizer.lr': 1e-4,
+        'optim_wrapper.optimizer.weight_decay': 0.05,
+        'optim_wrapper.clip_grad.max_norm': 0.01,
+        'param_scheduler.0.power': 0.9,
+        'train_cfg.max_iters': 160000,
+        'model.backbone.drop_path_rate': 0.3,
+        'train_dataloader.dataset.pipeline.2.scales':
+        [int(51.2 * x) for x in range(5, 21)],
+    },
+    'csan-swin-tiny_mask2former_8xb2-lsj-50e_coco': {
+        'optim_wrapper.optimizer.lr': 1e-4,
+        'optim_wrapper.optimizer.weight_decay': 0.05,
+        'train_cfg.max_iters': 368750,
+        'param_scheduler.0.milestones': [327778, 355092],
+        'default_hooks.checkpoint.by_epoch': False,
+        'image_size': (1024, 1024),
+    },
+    'csan-swin-tiny_dino-4scale_8xb2-12e_coco': {
+        'optim_wrapper.optimizer.lr': 1e-4,
+        'optim_wrapper.optimizer.weight_decay': 1e-4,
+        'optim_wrapper.clip_grad.max_norm': 0.1,
+        'optim_wrapper.paramwise_cfg.custom_keys.backbone.lr_mult': 0.1,
+        'param_scheduler.0.milestones': [11],
+        'train_cfg.max_epochs': 12,
+        'model.backbone.out_indices': (1, 2, 3),
+    },
+    'csan-vit-base_mask-rcnn_8xb8-lsj-100e_coco': {
+        'optim_wrapper.optimizer.lr': 1e-4,
+        'optim_wrapper.optimizer.weight_decay': 0.1,
+        'optim_wrapper.paramwise_cfg.layer_decay_rate': 0.7,
+        'train_cfg.max_iters': 184375,
+        'param_scheduler.0.end': 250,
+        'param_scheduler.1.milestones': [163889, 177546],
+        'model.backbone.window_size': 14,
+        'model.backbone.global_blocks': (2, 5, 8, 11),
+        'model.backbone.drop_path_rate': 0.1,
+        'model.rpn_head.num_convs': 2,
+        'image_size': (1024, 1024),
     },
     'csan-swin-tiny_retinanet_8xb2-1x_coco': {
         'optim_wrapper.optimizer.lr': 0.01,

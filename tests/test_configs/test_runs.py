@@ -14,20 +14,32 @@ from test_configs import ROOT, find, load_generator, metafiles
 from mmcsan import backbones
 
 SMALL = {
-    'mmcsan.SwinTransformer': ('swin-min', {}),
-    'mmcsan.VisionTransformer': ('vit-tiny', {
-        'model.neck.in_channels': [192] * 4,
-        'model.neck.out_channels': 192,
-        'model.decode_head.in_channels': [192] * 4,
-        'model.auxiliary_head.in_channels': 192
-    }),
-    'mmcsan.Hiera': ('hiera-tiny', {
-        'model.backbone.global_blocks': (5, )
-    }),
-    'mmcsan.PyramidVisionTransformer': ('pvt-tiny', {}),
-    'mmcsan.PolaFormerPP': ('b2', {}),
+    'mmcsan.SwinTransformer': 'swin-min',
+    'mmcsan.VisionTransformer': 'vit-tiny',
+    'mmcsan.Hiera': 'hiera-tiny',
+    'mmcsan.PyramidVisionTransformer': 'pvt-tiny',
+    'mmcsan.PolaFormerPP': 'b2',
 }
-"""A small arch of each backbone, and what else follows from it."""
+"""A small arch of each backbone."""
+
+
+def small_backbone(cfg):
+    """Options for a small arch, and for what follows from it."""
+    backbone = cfg.model.backbone
+    options = {'model.backbone.arch': SMALL[backbone.type]}
+    if backbone.type == 'mmcsan.Hiera' and 'global_blocks' in backbone:
+        options['model.backbone.global_blocks'] = (5, )
+    if backbone.type == 'mmcsan.VisionTransformer':
+        if cfg.model.neck.type.endswith('SimpleFeaturePyramid'):
+            options['model.neck.in_channels'] = 192
+        else:
+            options.update({
+                'model.neck.in_channels': [192] * 4,
+                'model.neck.out_channels': 192,
+                'model.decode_head.in_channels': [192] * 4,
+                'model.auxiliary_head.in_channels': 192
+            })
+    return options
 
 
 def classifier(path, cfg):
@@ -35,16 +47,13 @@ def classifier(path, cfg):
     settings = cfg.model.backbone.to_dict()
     cls = getattr(backbones, settings['type'].split('.')[1])
     options = {k: settings[k] for k in ('attention', ) if k in settings}
-    model = cls(SMALL[settings['type']][0], out_indices=(-1, ), **options)
+    model = cls(SMALL[settings['type']], out_indices=(-1, ), **options)
     torch.save(dict(state_dict=model.state_dict()), path)
     return path
 
 
 def common(data, cfg):
-    arch, options = SMALL[cfg.model.backbone.type]
-    options = {'model.backbone.arch': arch, **options}
-    if 'global_blocks' not in cfg.model.backbone:
-        options.pop('model.backbone.global_blocks', None)
+    options = small_backbone(cfg)
     for split in ('train', 'val', 'test'):
         options.update({
             f'{split}_dataloader.num_workers': 0,
@@ -66,26 +75,50 @@ def shrink_imagenet(cfg, data):
     }
 
 
+BY_ITERATION = {
+    'train_cfg.max_iters': 2,
+    'train_cfg.val_interval': 2,
+    'train_dataloader.batch_size': 2,
+    'default_hooks.checkpoint.interval': 2,
+}
+
+
 def shrink_ade20k(cfg, data):
-    return {
-        'train_cfg.max_iters': 2,
-        'train_cfg.val_interval': 2,
-        'train_dataloader.batch_size': 2,
-        'default_hooks.checkpoint.interval': 2,
+    pipeline = cfg.train_dataloader.dataset.pipeline
+    options = {
+        **BY_ITERATION,
+        **small_scales(pipeline, 'train_dataloader.dataset.pipeline',
+                       (64, 64)),
         'model.data_preprocessor.size': (64, 64),
-        'model.decode_head.channels': 16,
-        'train_dataloader.dataset.pipeline.2.scale': (80, 64),
-        'train_dataloader.dataset.pipeline.3.crop_size': (64, 64),
         'val_dataloader.dataset.pipeline.1.scale': (80, 64),
         'test_dataloader.dataset.pipeline.1.scale': (80, 64)
+    }
+    if cfg.model.decode_head.type == 'Mask2FormerHead':
+        return {
+            **small_decoders('model.decode_head'),
+            'model.decode_head.train_cfg.num_points': 64,
+            **options
+        }
+    return {'model.decode_head.channels': 16, **options}
+
+
+def small_decoders(key):
+    """Options for the decoders of Mask2Former."""
+    return {
+        f'{key}.pixel_decoder.encoder.num_layers': 1,
+        f'{key}.transformer_decoder.num_layers': 1,
+        f'{key}.num_queries': 8
     }
 
 
 def shrink_coco(cfg, data):
     annotations = f'{data}/annotations/instances_val2017.json'
-    options = {
+    options = BY_ITERATION if 'max_iters' in cfg.train_cfg else {
         'train_cfg.max_epochs': 1,
-        'train_cfg.val_interval': 1,
+        'train_cfg.val_interval': 1
+    }
+    options = {
+        **options,
         'val_dataloader.dataset.pipeline.1.scale': (96, 64),
         'test_dataloader.dataset.pipeline.1.scale': (96, 64),
         'val_evaluator.ann_file': annotations,
@@ -94,37 +127,57 @@ def shrink_coco(cfg, data):
     options.update(small_scales(
         cfg.train_dataloader.dataset.pipeline,
         'train_dataloader.dataset.pipeline'))
+    if 'batch_augments' in cfg.model.data_preprocessor:
+        options['model.data_preprocessor.batch_augments.0.size'] = (96, 96)
     # Without a threshold there are boxes to score after a step, too.
     if cfg.model.type == 'RetinaNet':
         return {'model.test_cfg.score_thr': 0.0, **options}
+    if cfg.model.type == 'Mask2Former':
+        return {
+            **small_decoders('model.panoptic_head'),
+            'model.train_cfg.num_points': 64,
+            **options
+        }
+    if cfg.model.type == 'DINO':
+        return {
+            'model.num_queries': 16,
+            'model.encoder.num_layers': 1,
+            'model.decoder.num_layers': 1,
+            'model.dn_cfg.group_cfg.num_dn_queries': 4,
+            **options
+        }
     samplers = cfg.model.train_cfg.rcnn
     places = [f'.{i}' for i in range(len(samplers))] if isinstance(
         samplers, list) else ['']
     return {
         'model.test_cfg.rcnn.score_thr': 0.0,
+        'model.test_cfg.rcnn.max_per_img': 8,
         'model.test_cfg.rpn.max_per_img': 16,
         'model.train_cfg.rpn_proposal.max_per_img': 32,
         **{f'model.train_cfg.rcnn{i}.sampler.num': 16 for i in places},
+        **{f'model.roi_head.bbox_head{i}.fc_out_channels': 16 for i in places},
         **options
     }
 
 
-def small_scales(pipeline, key):
+def small_scales(pipeline, key, crop=(32, 48)):
     """Options for every transform that resizes or crops."""
     options = {}
     for index, step in enumerate(pipeline):
         here = f'{key}.{index}'
         if isinstance(step, (list, tuple)):
-            options.update(small_scales(step, here))
+            options.update(small_scales(step, here, crop))
         elif 'transforms' in step:
             options.update(
-                small_scales(step.transforms, f'{here}.transforms'))
+                small_scales(step.transforms, f'{here}.transforms', crop))
         elif 'scales' in step:
-            options[f'{here}.scales'] = [(48, 96), (64, 96)]
+            options[f'{here}.scales'] = (
+                [48, 64] if step.get('resize_type') == 'ResizeShortestEdge'
+                else [(48, 96), (64, 96)])
         elif 'scale' in step:
             options[f'{here}.scale'] = (96, 64)
         elif 'crop_size' in step:
-            options[f'{here}.crop_size'] = (32, 48)
+            options[f'{here}.crop_size'] = crop
     return options
 
 

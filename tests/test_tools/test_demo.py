@@ -7,12 +7,14 @@ from PIL import Image
 
 
 @pytest.mark.slow
-def test_quick_demo(root, tmp_path):
+@pytest.mark.parametrize('attention, title', [('csan', 'CSaN-Swin'),
+                                              ('pola', 'Pola-Swin')])
+def test_quick_demo(root, tmp_path, attention, title):
     work, data = tmp_path / 'work', tmp_path / 'digits'
     result = subprocess.run(
         [
             sys.executable, root / 'tools' / 'demo.py', '--quick',
-            '--work-dir', work, '--data-root', data
+            '--attention', attention, '--work-dir', work, '--data-root', data
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -22,10 +24,11 @@ def test_quick_demo(root, tmp_path):
     # Every step says what it is, as the command a user would type.
     for number in range(1, 6):
         assert f'==> {number}/5' in result.stdout
-    assert result.stdout.count('python tools/train.py configs/demo/') == 5
+    assert result.stdout.count(
+        f'python tools/train.py configs/demo/{attention}-') == 5
     assert 'Epoch(train)' in result.stdout and 'Iter(val)' in result.stdout
     report = (work / 'report.md').read_text()
-    for word in ('top-1', 'mIoU', 'box AP', 'mask AP', 'from scratch',
+    for word in (title, 'top-1', 'mIoU', 'box AP', 'mask AP', 'from scratch',
                  'seconds'):
         assert word in report
     assert 'nan' not in report
@@ -50,7 +53,7 @@ def test_floors_are_enforced(root, monkeypatch, tmp_path):
     floors = {'top-1': 95., 'mIoU': 50., 'box AP50': 40.}
     seconds = dict.fromkeys(good, 10.)
     args = (seconds, tmp_path / 'p.png', 60., floors)
-    report, failures = write_report(tmp_path, good, *args)
+    report, failures = write_report(tmp_path, 'CSaN-Swin', good, *args)
     assert not failures and '| 60.0 | 20.0 |' in report
     for name, key, value in [('classifier', 'top-1', 94.9),
                              ('segmentor', 'mIoU', 49.),
@@ -58,7 +61,7 @@ def test_floors_are_enforced(root, monkeypatch, tmp_path):
                              ('segmentor_scratch', 'mIoU', 61.)]:
         bad = {run: dict(scores) for run, scores in good.items()}
         bad[name][key] = value
-        _, failures = write_report(tmp_path, bad, *args)
+        _, failures = write_report(tmp_path, 'CSaN-Swin', bad, *args)
         assert len(failures) == 1 and key in failures[0]
 
 

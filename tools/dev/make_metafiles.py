@@ -34,6 +34,8 @@ METHODS = {
     'retinanet': 'RetinaNet',
     'mask-rcnn': 'Mask R-CNN',
     'cascade-mask-rcnn': 'Cascade Mask R-CNN',
+    'mask2former': 'Mask2Former',
+    'dino-4scale': 'DINO, 4 scales',
     'semantic-fpn': 'Semantic FPN',
     'upernet': 'UPerNet',
 }
@@ -41,7 +43,7 @@ DATA = {'in1k': 'ImageNet-1k', 'coco': 'COCO', 'ade20k-512x512': 'ADE20K'}
 METRICS = {'Top 1 Accuracy': 'top-1'}
 """Names of metrics in tables, where they are other ones."""
 
-STEM = re.compile(r'(?P<backbone>[\w-]+?)(_(?P<method>[a-z-]+))?_\d+xb\d+-'
+STEM = re.compile(r'(?P<backbone>[\w-]+?)(_(?P<method>[a-z0-9-]+))?_\d+xb\d+-'
                   r'(?P<schedule>[\w-]+)_(?P<data>[\w-]+)')
 BEGIN = '<!-- models: tools/dev/make_metafiles.py writes from here -->'
 END = '<!-- models: to here -->'

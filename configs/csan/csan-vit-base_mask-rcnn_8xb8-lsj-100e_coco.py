@@ -1,0 +1,14 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_vit_sfp.py',
+    '../_base_/datasets/coco_instance_lsj.py',
+    '../_base_/schedules/coco_8xb8-100e_adamw_vit.py',
+    '../_base_/runtime_det_by-iteration.py'
+]
+model = dict(
+    backbone=dict(
+        arch='vit-base',
+        attention=dict(type='CSaN'),
+        init_cfg=dict(
+            type='mmcsan.PretrainedClassifier',
+            checkpoint='csan-vit-base_in1k.pth')),
+    neck=dict(in_channels=768))
