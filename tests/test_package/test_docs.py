@@ -9,13 +9,26 @@ def pages(root):
             *sorted((root / 'configs').glob('*/README.md'))]
 
 
+def sections(page):
+    """The names by which the headings of a page are linked."""
+    return {
+        re.sub(r'[^\w -]', '', heading.lower()).strip().replace(' ', '-')
+        for heading in re.findall(r'^#+ (.+)$', page.read_text(), re.M)
+    }
+
+
 def test_links_resolve(root):
     seen = 0
     for page in pages(root):
         for link in re.findall(r'\]\(([^)]+)\)', page.read_text()):
-            if '://' not in link:
-                assert (page.parent / link).exists(), (page.name, link)
-                seen += 1
+            file, _, section = link.partition('#')
+            if '://' in link:
+                continue
+            there = page.parent / file if file else page
+            assert there.exists(), (page.name, link)
+            if section:
+                assert section in sections(there), (page.name, link)
+            seen += 1
     assert seen > 10
 
 
@@ -24,7 +37,8 @@ def test_nothing_is_left_to_fill_in(root):
         assert not re.search(r'TODO|FIXME|XXX|DEMO_TABLE', page.read_text())
 
 
-@pytest.mark.parametrize('folder', ['csan', 'baseline'])
+@pytest.mark.parametrize('folder',
+                         ['csan', 'pola', 'polaformer_pp', 'baseline'])
 def test_every_config_is_in_its_readme(root, folder):
     text = (root / 'configs' / folder / 'README.md').read_text()
     for path in (root / 'configs' / folder).glob('*.py'):

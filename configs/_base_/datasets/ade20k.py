@@ -27,8 +27,10 @@ tta_pipeline = [
     dict(
         type='TestTimeAug',
         transforms=[[
-            dict(type='Resize', scale_factor=r, keep_ratio=True)
-            for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+            dict(
+                type='Resize',
+                scale=(int(2048 * r), int(512 * r)),
+                keep_ratio=True) for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
         ],
                     [
                         dict(

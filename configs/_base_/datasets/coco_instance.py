@@ -21,3 +21,5 @@ val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
 val_evaluator = dict(metric=['bbox', 'segm'])
 test_evaluator = val_evaluator
+# mmdet's own stops at masks.
+tta_model = dict(type='mmcsan.leaderboards.instance_tta.InstanceTTAModel')
