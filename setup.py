@@ -65,6 +65,7 @@ extras = {
     'demo': ['mlxtend>=0.23', 'matplotlib', 'pycocotools'],
     'test': ['pytest>=7', 'ruff', 'isort', 'setuptools>=64', 'wheel'],
     'docs': ['sphinx', 'myst-parser', 'sphinx-rtd-theme'],
+    'tensorboard': ['tensorboard>=2.10'],
     'export': ['onnx', 'onnxscript', 'onnxruntime'],
 }
 # Nothing is left in the clone: mim searches all of an editable install for a
