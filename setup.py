@@ -63,7 +63,10 @@ extras = {
         'onedl-mim>=0.5.1',
     ],
     'demo': ['mlxtend>=0.23', 'matplotlib', 'pycocotools'],
-    'test': ['pytest>=7', 'ruff', 'isort', 'setuptools>=64', 'wheel'],
+    'test': [
+        'pytest>=7', 'pytest-xdist', 'ruff', 'isort', 'setuptools>=64',
+        'wheel'
+    ],
     'docs': ['sphinx', 'myst-parser', 'sphinx-rtd-theme'],
     'tensorboard': ['tensorboard>=2.10'],
     'export': ['onnx', 'onnxscript', 'onnxruntime'],
