@@ -1,7 +1,9 @@
 """What every backbone shares: freezing, modes, output norms, arguments."""
 from abc import ABCMeta, abstractmethod
-from typing import List, Optional, Sequence, Tuple, Union
+from collections import OrderedDict
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
+import torch
 import torch.nn as nn
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule, initialize
@@ -9,21 +11,29 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmcsan.arguments import (FLAG, INIT, LAYER_NORM, NAMED, NONE, RATE,
+                              Allowed, CheckedArguments, built, integer,
+                              list_of, number, per_stage, sides)
 from mmcsan.attentions import BaseAttention
 from mmcsan.registry import unknown_name
 
 _FROM_CLASSIFIER = 'mmcsan.PretrainedClassifier'
 
+_INDEX = integer(None)
+"""Of a stage; negative ones count from the last."""
 
-def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
-                 prefix: str) -> dict:
+
+def resolve_arch(arch: Union[str, dict], zoo: Dict[str, dict],
+                 parts: Dict[str, Allowed], prefix: str) -> dict:
     """Settings of an architecture given by name or as a dict.
 
     Args:
         arch (str | dict): A name of ``zoo``, with or without ``prefix``, or a
-            dict with exactly ``keys``.
+            dict with exactly ``parts``.
         zoo (dict[str, dict]): The known architectures.
-        keys (Sequence[str]): What an architecture consists of.
+        parts (dict[str, Allowed]): What an architecture consists of. Those
+            that are lists have one entry for each stage. Among them are
+            ``embed_dims`` and ``num_heads``.
         prefix (str): Family name that may be left out, such as ``'swin-'``.
 
     Returns:
@@ -31,7 +41,8 @@ def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
 
     Raises:
         KeyError: If the name is unknown; lists the known ones.
-        ValueError: If a dict lacks a key or has one too many.
+        ValueError: If a dict lacks a key or has one too many, or a part is
+            not what it may be.
     """
     if isinstance(arch, str):
         name = arch.lower()
@@ -39,40 +50,60 @@ def resolve_arch(arch: Union[str, dict], zoo: dict, keys: Sequence[str],
             if candidate in zoo:
                 return dict(zoo[candidate])
         raise KeyError(f'{unknown_name("arch", arch, zoo)}; or a dict with '
-                       f'{", ".join(keys)}')
-    if not isinstance(arch, dict):
-        raise TypeError(f'arch must be a name or a dict, but got {arch!r}')
-    missing = [key for key in keys if key not in arch]
-    unknown = [key for key in arch if key not in keys]
+                       f'{", ".join(parts)}')
+    missing = [key for key in parts if key not in arch]
+    unknown = [key for key in arch if key not in parts]
     if missing or unknown:
         raise ValueError(f'arch={arch!r} needs exactly the keys '
-                         f'{", ".join(keys)}; missing: {missing}, '
+                         f'{", ".join(parts)}; missing: {missing}, '
                          f'unknown: {unknown}')
-    return dict(arch)
+    for key, allowed in parts.items():
+        allowed.check(f'arch: {key}', arch[key])
+    lists = {key: list(value) for key, value in arch.items()
+             if not isinstance(value, (int, float))}
+    if len(set(map(len, lists.values()))) > 1:
+        raise ValueError(f'arch={arch!r}: {", ".join(lists)} must have one '
+                         'entry for each stage, lists of one length')
+    _check_heads(arch, max(map(len, lists.values()), default=1))
+    return {**arch, **lists}
 
 
-def pair(value: Union[int, Sequence[int]],
-         name: str,
-         least: int = 1) -> Tuple[int, int]:
-    """A height and a width of one number or two.
+def _check_heads(arch: dict, num_stages: int) -> None:
+    """Heads divide the width, of every stage. What is given for the first
+    stage alone doubles from stage to stage."""
+    dims, heads = arch['embed_dims'], arch['num_heads']
+    for stage in range(num_stages):
+        dim, head = (
+            value * 2**stage if isinstance(value, int) else value[stage]
+            for value in (dims, heads))
+        if dim % head:
+            raise ValueError(f'arch: num_heads={heads!r} must divide the '
+                             f'width of each stage, embed_dims={dims!r}, but '
+                             f'{head} does not divide {dim}')
+
+
+def pair(value: Union[int, Sequence[int]]) -> Tuple[int, int]:
+    """A height and a width of one number, for both, or of two."""
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def hidden_width(dim: int, mlp_ratio: float) -> int:
+    """Hidden channels of an FFN.
 
     Args:
-        value (int | Sequence[int]): The number for both, or both.
-        name (str): The argument's name, for errors.
-        least (int): What each must be at least. Defaults to 1.
+        dim (int): Number of channels.
+        mlp_ratio (float): Hidden width in terms of ``dim``.
 
     Returns:
-        tuple[int, int]: Height and width.
+        int: Rounded down.
 
     Raises:
-        ValueError: If they are not two integers of that size.
+        ValueError: If that is none.
     """
-    both = (value, value) if isinstance(value, int) else value
-    if not isinstance(both, (tuple, list)) or len(both) != 2 or not all(
-            isinstance(v, int) and v >= least for v in both):
-        raise ValueError(f'{name}={value!r} must be an int of at least '
-                         f'{least}, or two, (height, width)')
-    return tuple(both)
+    if int(dim * mlp_ratio) < 1:
+        raise ValueError(f'mlp_ratio={mlp_ratio} must leave at least one '
+                         f'hidden channel of dim={dim}')
+    return int(dim * mlp_ratio)
 
 
 def per_block(value,
@@ -112,11 +143,40 @@ def per_block(value,
     return spread
 
 
-class BaseBackbone(BaseModule, metaclass=ABCMeta):
+def kept_plan(plans: OrderedDict, size: Tuple[int, int], rest: Tuple,
+              most: int, make: Callable[[], object]) -> object:
+    """How maps of one size are cut, masks included, made once.
+
+    Args:
+        plans (OrderedDict): What is kept.
+        size (tuple[int, int]): H and W of the map. Where they are symbols of
+            a graph that is exported, the plan is part of the graph, and
+            nothing to keep.
+        rest (tuple): What the plan depends on besides.
+        most (int): How many plans are kept; the oldest go.
+        make (callable): Makes the plan.
+
+    Returns:
+        The plan.
+    """
+    if any(isinstance(side, torch.SymInt) for side in size):
+        return make()
+    key = (tuple(size), *rest)
+    if key not in plans:
+        # Masks made under inference_mode could not be used in training.
+        with torch.inference_mode(False):
+            plans[key] = make()
+        while len(plans) > most:
+            plans.popitem(last=False)
+    return plans[key]
+
+
+class BaseBackbone(CheckedArguments, BaseModule, metaclass=ABCMeta):
     """A backbone of stages that returns a tuple of NCHW maps.
 
     A subclass sets ``depths`` and ``stage_channels``, builds its modules and
-    ends its constructor with :meth:`freeze`.
+    ends its constructor with :meth:`freeze`. What its arguments may be is
+    told by ``arguments``: those below need no entry of its own.
 
     Args:
         out_indices (Sequence[int]): Stages to return, ascending.
@@ -131,6 +191,26 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
     Raises:
         ValueError: If an index lies outside of the stages.
     """
+
+    arguments = dict(
+        arch=Allowed('a name or a dict', lambda value: isinstance(
+            value, (str, dict))),
+        attention=per_stage(NAMED),
+        img_size=sides(),
+        patch_size=integer(),
+        in_channels=integer(),
+        mlp_ratio=number(above=0),
+        qkv_bias=FLAG,
+        drop_rate=RATE,
+        attn_drop_rate=RATE,
+        drop_path_rate=RATE,
+        out_indices=NONE | _INDEX | list_of(_INDEX),
+        frozen_stages=integer(-1),
+        norm_eval=FLAG,
+        norm_cfg=NONE | LAYER_NORM,
+        with_cp=FLAG,
+        init_cfg=INIT)
+    """What arguments may be that backbones have in common."""
 
     def __init__(self, out_indices: Sequence[int], num_stages: int,
                  frozen_stages: int, norm_eval: bool, with_cp: bool,
@@ -147,9 +227,9 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
             raise ValueError(f'out_indices={tuple(out_indices)} must ascend '
                              f'within the {num_stages} stages 0 to '
                              f'{num_stages - 1}')
-        if not -1 <= frozen_stages <= num_stages:
-            raise ValueError(f'frozen_stages={frozen_stages} is not within '
-                             f'-1 to {num_stages}')
+        if frozen_stages > num_stages:
+            raise ValueError(f'frozen_stages={frozen_stages} must lie within '
+                             f'-1 to {num_stages}, the number of stages')
         self.out_indices = indices
         self.num_stages = num_stages
         self.frozen_stages = frozen_stages
@@ -185,17 +265,14 @@ class BaseBackbone(BaseModule, metaclass=ABCMeta):
             norm_cfg (dict, optional): Config of the norms; None for none.
 
         Raises:
-            ValueError: If it is another norm.
+            ValueError: If it cannot be built.
         """
         if norm_cfg is None:
             return
-        if norm_cfg.get('type') not in ('LN', 'LayerNorm'):
-            raise ValueError(f'norm_cfg={norm_cfg}: the maps are normalised '
-                             "by dict(type='LN') or, with None, not at all")
         for index in self.out_indices:
-            self.add_module(
-                f'norm{index}',
-                build_norm_layer(norm_cfg, self.stage_channels[index])[1])
+            norm = built('norm_cfg', norm_cfg, build_norm_layer,
+                         self.stage_channels[index])[1]
+            self.add_module(f'norm{index}', norm)
 
     def reset_linear_layers(self) -> None:
         """Truncated normal (0.02) for what no attention initialised."""

@@ -19,10 +19,12 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmcsan.arguments import FLAG, NONE, integer, list_of, number, sides
 from mmcsan.attentions import TokenLayout, build_attention, pool_siblings
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
-from .base import BaseBackbone, pair, per_block, resolve_arch
+from .attention_config import spread_attention
+from .base import BaseBackbone, hidden_width, kept_plan, pair, resolve_arch
 from .windows import pad_map
 
 Pair = Tuple[int, int]
@@ -44,6 +46,9 @@ HIERA_ARCHS = {
 }
 """Width, blocks of each stage and heads of the first, by the papers' names.
 """
+
+_ARCH = dict(
+    embed_dims=integer(), depths=list_of(integer()), num_heads=integer())
 
 EPS = 1e-6
 """Of every LayerNorm."""
@@ -196,7 +201,7 @@ class HieraBlock(BaseModule):
         self.norm2 = nn.LayerNorm(dim_out, eps=EPS)
         self.ffn = FFN(
             dim_out,
-            int(dim_out * mlp_ratio),
+            hidden_width(dim_out, mlp_ratio),
             act_cfg=dict(type='GELU'),
             ffn_drop=drop_rate,
             dropout_layer=dict(type='DropPath', drop_prob=drop_path),
@@ -256,15 +261,9 @@ class HieraStage(BaseModule):
         Returns:
             UnitGrid: The units.
         """
-        key = (size, block.window, block.stride, device)
-        if key not in self._grids:
-            # Masks made under inference_mode could not be used in training.
-            with torch.inference_mode(False):
-                self._grids[key] = unit_grid(size, block.window, block.stride,
-                                             device)
-            while len(self._grids) > 3 * self.max_cached:
-                self._grids.popitem(last=False)
-        return self._grids[key]
+        plan = (block.window, block.stride, device)
+        return kept_plan(self._grids, size, plan, 3 * self.max_cached,
+                         lambda: unit_grid(size, *plan))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H / s, W / t, C_out), sizes rounded up."""
@@ -352,7 +351,9 @@ class Hiera(BaseBackbone):
 
     Raises:
         KeyError: If arch or attention is unknown; lists the known ones.
-        ValueError: If arguments contradict each other.
+        TypeError: If there is no such argument.
+        ValueError: If an argument is not what it may be, or arguments
+            contradict each other.
 
     Examples:
         >>> import torch
@@ -362,6 +363,19 @@ class Hiera(BaseBackbone):
         >>> [tuple(m.shape) for m in maps]
         [(1, 96, 25, 33), (1, 192, 13, 17), (1, 384, 7, 9), (1, 768, 4, 5)]
     """
+
+    arguments = dict(
+        patch_kernel=sides(),
+        patch_stride=sides(),
+        patch_padding=sides(least=0),
+        q_pool=integer(0),
+        q_stride=sides(),
+        window_size=list_of(NONE | sides()),
+        global_blocks=list_of(integer(0), least=0),
+        use_expand_proj=FLAG,
+        abs_win_pos_embed=FLAG,
+        abs_pos_size=sides(),
+        init_values=NONE | number(above=0))
 
     def __init__(self,
                  arch: Union[str, dict] = 'hiera-base',
@@ -391,10 +405,9 @@ class Hiera(BaseBackbone):
                  norm_cfg: Optional[dict] = dict(type='LN', eps=EPS),
                  with_cp: bool = False,
                  init_cfg: Optional[dict] = None) -> None:
-        arch = resolve_arch(arch, HIERA_ARCHS,
-                            ('embed_dims', 'depths', 'num_heads'), 'hiera-')
+        arch = resolve_arch(arch, HIERA_ARCHS, _ARCH, 'hiera-')
         depths = list(arch['depths'])
-        _check_options(depths, q_pool, init_values, drop_path_rate)
+        _check_numbers(depths, q_pool, global_blocks)
         if out_indices is None:
             out_indices = range(len(depths))
         super().__init__(out_indices, len(depths), frozen_stages, norm_eval,
@@ -403,25 +416,23 @@ class Hiera(BaseBackbone):
         self.stage_channels = [
             arch['embed_dims'] * 2**i for i in range(len(depths))
         ]
-        q_stride = pair(q_stride, 'q_stride')
+        q_stride = pair(q_stride)
         self.strides = [
             q_stride if 0 < i <= q_pool else (1, 1) for i in range(len(depths))
         ]
         self.windows = _stage_windows(window_size, self.strides)
-        _check_global(global_blocks, sum(depths))
         stem = dict(
-            kernel_size=pair(patch_kernel, 'patch_kernel'),
-            stride=pair(patch_stride, 'patch_stride'),
-            padding=pair(patch_padding, 'patch_padding', least=0))
+            kernel_size=pair(patch_kernel),
+            stride=pair(patch_stride),
+            padding=pair(patch_padding))
         self.patch_embed = PatchEmbed(
             in_channels=in_channels, embed_dims=arch['embed_dims'], **stem)
-        self.pos_grid = _stem_size(pair(img_size, 'img_size'), **stem)
-        self._build_positions(abs_win_pos_embed,
-                              pair(abs_pos_size, 'abs_pos_size'))
+        self.pos_grid = _stem_size(pair(img_size), **stem)
+        self._build_positions(abs_win_pos_embed, pair(abs_pos_size))
         self.drop_after_pos = nn.Dropout(drop_rate)
         self._build_stages(
             arch['num_heads'],
-            per_block(attention, depths, 'attention'),
+            spread_attention(attention, depths),
             set(global_blocks),
             drop_path_rate,
             use_expand_proj=use_expand_proj,
@@ -548,45 +559,34 @@ class Hiera(BaseBackbone):
         return tuple(outs)
 
 
-def _check_options(depths: List[int], q_pool: int,
-                   init_values: Optional[float],
-                   drop_path_rate: float) -> None:
-    if not depths or min(depths) < 1:
-        raise ValueError(f'depths={depths} must name at least one block a '
-                         'stage')
-    if not 0 <= q_pool < len(depths):
+def _check_numbers(depths: List[int], q_pool: int,
+                   global_blocks: Sequence[int]) -> None:
+    if q_pool >= len(depths):
         raise ValueError(f'q_pool={q_pool} must lie within 0 to '
                          f'{len(depths) - 1}: the first of {len(depths)} '
                          'stages does not pool')
-    if init_values is not None and init_values <= 0:
-        raise ValueError(f'init_values={init_values} must be positive, or '
-                         'None for no layer scale')
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
-
-
-def _check_global(global_blocks: Sequence[int], depth: int) -> None:
-    if not all(0 <= index < depth for index in global_blocks):
+    if max(global_blocks, default=0) >= sum(depths):
         raise ValueError(f'global_blocks={tuple(global_blocks)} must lie '
-                         f'within the {depth} blocks 0 to {depth - 1}')
+                         f'within the {sum(depths)} blocks 0 to '
+                         f'{sum(depths) - 1}')
 
 
 def _stem_size(size: Pair, kernel_size: Pair, stride: Pair,
                padding: Pair) -> Pair:
     """Height and width of the stem's map."""
+    if any(n + 2 * p < k for n, k, p in zip(size, kernel_size, padding)):
+        raise ValueError(f'img_size={size} with patch_padding={padding} is '
+                         f'less than patch_kernel={kernel_size}')
     return tuple((n + 2 * p - k) // s + 1
                  for n, k, s, p in zip(size, kernel_size, stride, padding))
 
 
 def _stage_windows(window_size, strides: List[Pair]) -> List[Optional[Pair]]:
     """Height and width of the mask units of each stage; None for the map."""
-    if isinstance(window_size, int) or len(window_size) != len(strides):
+    if len(window_size) != len(strides):
         raise ValueError(f'window_size={window_size!r} must have one entry '
                          f'for each of {len(strides)} stages')
-    windows = [
-        None if w is None else pair(w, f'window_size[{index}]')
-        for index, w in enumerate(window_size)
-    ]
+    windows = [None if w is None else pair(w) for w in window_size]
     for index, (window, stride) in enumerate(zip(windows, strides[1:])):
         if window and any(w % s for w, s in zip(window, stride)):
             raise ValueError(

@@ -9,9 +9,12 @@ from mmengine.model import BaseModule, ModuleList, Sequential
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmcsan.arguments import (NONE, NORM, built, integer, list_of, number,
+                              per_stage)
 from mmcsan.attentions import TokenLayout, build_attention
 from mmcsan.registry import MODELS
-from .base import BaseBackbone, per_block, resolve_arch
+from .attention_config import spread_attention
+from .base import BaseBackbone, hidden_width, per_block, resolve_arch
 
 
 def _arch(embed_dims: List[int], depths: List[int], num_heads: List[int],
@@ -33,6 +36,12 @@ POLAFORMER_PP_ARCHS = {
     'b5': _arch([96, 192, 448, 640], [4, 7, 19, 8], [1, 2, 7, 10], [1e-6] * 4),
 }
 """Width, blocks, heads and first layer scale of each stage."""
+
+_ARCH = dict(
+    embed_dims=list_of(integer()),
+    depths=list_of(integer()),
+    num_heads=list_of(integer()),
+    layer_scale=list_of(NONE | number(above=0)))
 
 _ATTENTIONS = ('PolaPP', 'PolaPP', 'PolaPPSoftmax', 'PolaPPSoftmax')
 
@@ -60,7 +69,8 @@ class ConvNorm(BaseModule):
         super().__init__()
         self.conv = nn.Conv2d(
             in_channels, out_channels, 3, stride=stride, padding=1)
-        self.norm = build_norm_layer(norm_cfg, out_channels)[1]
+        self.norm = built('conv_norm_cfg', norm_cfg, build_norm_layer,
+                          out_channels)[1]
         self.act = nn.GELU() if act else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +140,7 @@ class PolaFormerPPBlock(BaseModule):
         self.drop_path1 = DropPath(
             self.attn.branch_drop_path(drop_path, 'global'))
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.ffn = ConvFFN(dim, int(dim * mlp_ratio), drop_rate)
+        self.ffn = ConvFFN(dim, hidden_width(dim, mlp_ratio), drop_rate)
         self.drop_path2 = DropPath(drop_path)
         for name in ('gamma_1', 'gamma_2'):
             value = None if layer_scale is None else nn.Parameter(
@@ -231,7 +241,9 @@ class PolaFormerPP(BaseBackbone):
 
     Raises:
         KeyError: If arch or attention is unknown; lists the known ones.
-        ValueError: If arguments contradict each other.
+        TypeError: If there is no such argument.
+        ValueError: If an argument is not what it may be, or arguments
+            contradict each other.
 
     Examples:
         >>> import torch
@@ -241,6 +253,11 @@ class PolaFormerPP(BaseBackbone):
         >>> [tuple(m.shape) for m in maps]
         [(1, 32, 25, 33), (1, 64, 13, 17), (1, 128, 7, 9), (1, 384, 4, 5)]
     """
+
+    arguments = dict(
+        img_size=integer(),
+        mlp_ratio=per_stage(number(above=0)),
+        conv_norm_cfg=NORM)
 
     def __init__(self,
                  arch: Union[str, dict] = 'b2',
@@ -260,12 +277,10 @@ class PolaFormerPP(BaseBackbone):
                  init_cfg: Optional[dict] = None) -> None:
         if isinstance(arch, str):
             arch = arch.lower().replace('polaformer-pp-', '')
-        arch = resolve_arch(
-            arch, POLAFORMER_PP_ARCHS,
-            ('embed_dims', 'depths', 'num_heads', 'layer_scale'), '')
-        _check_arch(arch, drop_path_rate)
-        if not isinstance(img_size, int) or img_size < 1:
-            raise ValueError(f'img_size={img_size!r} must be a positive int')
+        arch = resolve_arch(arch, POLAFORMER_PP_ARCHS, _ARCH, '')
+        if arch['embed_dims'][0] % 2:
+            raise ValueError(f'embed_dims={arch["embed_dims"]}: the first '
+                             'must be even, as the stem halves it')
         depths = list(arch['depths'])
         if out_indices is None:
             out_indices = range(len(depths))
@@ -276,7 +291,7 @@ class PolaFormerPP(BaseBackbone):
         self.patch_embed = self._stem(in_channels, conv_norm_cfg)
         self._build_stages(
             arch, drop_path_rate, conv_norm_cfg,
-            attention=per_block(attention, depths, 'attention'),
+            attention=spread_attention(attention, depths),
             mlp_ratio=per_block(mlp_ratio, depths, 'mlp_ratio'),
             img_size=img_size,
             common=dict(qkv_bias=qkv_bias, drop_rate=drop_rate))
@@ -345,16 +360,3 @@ class PolaFormerPP(BaseBackbone):
                 out = x if norm is None else norm(x)
                 outs.append(out.permute(0, 3, 1, 2).contiguous())
         return tuple(outs)
-
-
-def _check_arch(arch: dict, drop_path_rate: float) -> None:
-    lengths = {len(value) for value in arch.values()}
-    if len(lengths) != 1 or not arch['depths'] or min(arch['depths']) < 1:
-        raise ValueError(
-            f'arch={arch!r} must name for each stage a width, at least one '
-            'block, a number of heads and a layer scale: lists of one length')
-    if arch['embed_dims'][0] % 2:
-        raise ValueError(f'embed_dims={arch["embed_dims"]}: the stem halves '
-                         'the first width')
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')

@@ -14,10 +14,12 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmcsan.arguments import NONE, integer, list_of, number, per_stage
 from mmcsan.attentions import TokenLayout, attention_class, build_attention
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
-from .base import BaseBackbone, per_block, resolve_arch
+from .attention_config import spread_attention
+from .base import BaseBackbone, hidden_width, pair, per_block, resolve_arch
 
 
 def _arch(depths: List[int]) -> dict:
@@ -35,6 +37,12 @@ PVT_ARCHS = {
     'pvt-large': _arch([3, 8, 27, 3]),
 }
 """Width, blocks, heads and hidden width of the FFNs of each stage."""
+
+_ARCH = dict(
+    embed_dims=list_of(integer()),
+    depths=list_of(integer()),
+    num_heads=list_of(integer()),
+    mlp_ratios=list_of(number(above=0)))
 
 
 class PositionedPatchEmbed(PatchEmbed):
@@ -123,7 +131,7 @@ class PVTBlock(BaseModule):
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.ffn = FFN(
             dim,
-            int(dim * mlp_ratio),
+            hidden_width(dim, mlp_ratio),
             act_cfg=dict(type='GELU'),
             ffn_drop=drop_rate,
             dropout_layer=dict(type='DropPath', drop_prob=drop_path))
@@ -198,9 +206,11 @@ class PyramidVisionTransformer(BaseBackbone):
         attention (str | dict | list): A registered attention by name or
             config; or a list with one for each stage, which may be a list
             with one for each block. Defaults to ``'Pola'``.
-        sr_ratios (Sequence[int]): By how much maps are reduced for keys and
-            values where the attention's cost is quadratic, one for each
-            stage. Defaults to (8, 4, 2, 1).
+        sr_ratios (int | Sequence[int], optional): By how much maps are
+            reduced for keys and values where the attention's cost is
+            quadratic; or one for each stage, which may be a list with one for
+            each block. Defaults to None: to the size of the last stage's map,
+            which of four stages is (8, 4, 2, 1).
         linear_sr_ratios (int | Sequence[int]): The same where the
             attention's cost is linear. Defaults to 1: not at all.
         img_size (int | tuple[int, int]): Height and width of the images of
@@ -227,7 +237,9 @@ class PyramidVisionTransformer(BaseBackbone):
 
     Raises:
         KeyError: If arch or attention is unknown; lists the known ones.
-        ValueError: If arguments contradict each other.
+        TypeError: If there is no such argument.
+        ValueError: If an argument is not what it may be, or arguments
+            contradict each other.
 
     Examples:
         >>> import torch
@@ -238,10 +250,14 @@ class PyramidVisionTransformer(BaseBackbone):
         [(1, 64, 25, 33), (1, 128, 13, 17), (1, 320, 7, 9), (1, 512, 4, 5)]
     """
 
+    arguments = dict(
+        sr_ratios=NONE | per_stage(integer()),
+        linear_sr_ratios=per_stage(integer()))
+
     def __init__(self,
                  arch: Union[str, dict] = 'pvt-tiny',
                  attention: Union[str, dict, Sequence] = 'Pola',
-                 sr_ratios: Sequence[int] = (8, 4, 2, 1),
+                 sr_ratios: Union[int, Sequence[int], None] = None,
                  linear_sr_ratios: Union[int, Sequence[int]] = 1,
                  img_size: Union[int, Tuple[int, int]] = 224,
                  patch_size: int = 4,
@@ -255,10 +271,7 @@ class PyramidVisionTransformer(BaseBackbone):
                  norm_cfg: Optional[dict] = None,
                  with_cp: bool = False,
                  init_cfg: Optional[dict] = None) -> None:
-        arch = resolve_arch(
-            arch, PVT_ARCHS,
-            ('embed_dims', 'depths', 'num_heads', 'mlp_ratios'), 'pvt-')
-        _check_arch(arch, drop_path_rate)
+        arch = resolve_arch(arch, PVT_ARCHS, _ARCH, 'pvt-')
         depths = list(arch['depths'])
         if out_indices is None:
             out_indices = range(len(depths))
@@ -266,7 +279,9 @@ class PyramidVisionTransformer(BaseBackbone):
                          with_cp, init_cfg)
         self.depths = depths
         self.stage_channels = list(arch['embed_dims'])
-        attentions = per_block(attention, depths, 'attention')
+        attentions = spread_attention(attention, depths)
+        if sr_ratios is None:
+            sr_ratios = [2**index for index in reversed(range(len(depths)))]
         ratios = _ratios(attentions, sr_ratios, linear_sr_ratios)
         grids = _grids(img_size, patch_size, len(depths))
         self.patch_embed = PositionedPatchEmbed(
@@ -332,28 +347,14 @@ class PyramidVisionTransformer(BaseBackbone):
         return tuple(outs)
 
 
-def _check_arch(arch: dict, drop_path_rate: float) -> None:
-    lengths = {len(value) for value in arch.values()}
-    if len(lengths) != 1 or not arch['depths'] or min(arch['depths']) < 1:
-        raise ValueError(
-            f'arch={arch!r} must name for each stage a width, at least one '
-            'block, a number of heads and a ratio of the FFN: lists of one '
-            'length')
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
-
-
-def _ratios(attentions: List[list], sr_ratios: Sequence[int],
+def _ratios(attentions: List[list], sr_ratios: Union[int, Sequence[int]],
             linear_sr_ratios: Union[int, Sequence[int]]) -> List[list]:
     """How much each block reduces the map that keys and values come from."""
     depths = [len(stage) for stage in attentions]
-    spread = {}
-    for linear, name, value in ((False, 'sr_ratios', sr_ratios),
-                                (True, 'linear_sr_ratios', linear_sr_ratios)):
-        spread[linear] = per_block(value, depths, name)
-        if not all(isinstance(ratio, int) and ratio > 0
-                   for stage in spread[linear] for ratio in stage):
-            raise ValueError(f'{name}={value!r} must be positive integers')
+    spread = {
+        False: per_block(sr_ratios, depths, 'sr_ratios'),
+        True: per_block(linear_sr_ratios, depths, 'linear_sr_ratios')
+    }
     return [[
         spread[attention_class(attention).linear][index][i]
         for i, attention in enumerate(stage)
@@ -363,11 +364,8 @@ def _ratios(attentions: List[list], sr_ratios: Sequence[int],
 def _grids(img_size: Union[int, Tuple[int, int]], patch_size: int,
            num_stages: int) -> List[Tuple[int, int]]:
     """Height and width of the maps of pretraining, in tokens."""
-    size = (img_size, ) * 2 if isinstance(img_size, int) else tuple(img_size)
-    if len(size) != 2 or min(size) < 1:
-        raise ValueError(f'img_size={img_size!r} must be a positive int or '
-                         'two, (height, width)')
-    if patch_size < 1:
-        raise ValueError(f'patch_size={patch_size} is less than 1')
     strides = [patch_size * 2**index for index in range(num_stages)]
-    return [tuple(-(-side // stride) for side in size) for stride in strides]
+    return [
+        tuple(-(-side // stride) for side in pair(img_size))
+        for stride in strides
+    ]

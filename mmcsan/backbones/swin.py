@@ -16,9 +16,12 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmcsan.arguments import NONE, integer, list_of, one_of, per_stage, sides
 from mmcsan.attentions import BaseAttention, attention_class, build_attention
-from mmcsan.registry import MODELS, unknown_name
-from .base import BaseBackbone, pair, per_block, resolve_arch
+from mmcsan.registry import MODELS
+from .attention_config import spread_attention
+from .base import (BaseBackbone, hidden_width, kept_plan, pair, per_block,
+                   resolve_arch)
 from .windows import WindowGrid, pad_map, window_grid
 
 _HEADS = {96: [3, 6, 12, 24], 64: [2, 4, 8, 16], 128: [4, 8, 16, 32]}
@@ -38,6 +41,11 @@ SWIN_ARCHS = {
     'swin-base': _arch(128, [2, 2, 18, 2]),
 }
 """Embedding width, blocks and heads of each stage, by the papers' names."""
+
+_ARCH = dict(
+    embed_dims=integer(),
+    depths=list_of(integer()),
+    num_heads=list_of(integer()))
 
 DEFAULT_WINDOW = 7
 """Side of the windows of attentions whose cost is quadratic."""
@@ -124,7 +132,7 @@ class SwinBlock(BaseModule):
         self.norm2 = nn.LayerNorm(dim)
         self.ffn = build() if ffn == 'attention' else FFN(
             dim,
-            int(dim * mlp_ratio),
+            hidden_width(dim, mlp_ratio),
             act_cfg=dict(type='GELU'),
             ffn_drop=drop_rate,
             dropout_layer=dict(type='DropPath', drop_prob=drop_path))
@@ -183,17 +191,9 @@ class SwinStage(BaseModule):
         Returns:
             WindowGrid: The windows.
         """
-        plan = (block.window, block.shift, block.attn.shift_regions)
-        key = (size, device, plan)
-        if key not in self._grids:
-            window, shift, regions = plan
-            # Masks made under inference_mode could not be used in training.
-            with torch.inference_mode(False):
-                self._grids[key] = window_grid(size, window, shift, device,
-                                               regions)
-            while len(self._grids) > 2 * self.max_cached:
-                self._grids.popitem(last=False)
-        return self._grids[key]
+        plan = (block.window, block.shift, device, block.attn.shift_regions)
+        return kept_plan(self._grids, size, plan, 2 * self.max_cached,
+                         lambda: window_grid(size, *plan))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) to (B, ceil(H / 2), ceil(W / 2), 2C); the first stage
@@ -262,7 +262,9 @@ class SwinTransformer(BaseBackbone):
 
     Raises:
         KeyError: If arch or attention is unknown; lists the known ones.
-        ValueError: If arguments contradict each other.
+        TypeError: If there is no such argument.
+        ValueError: If an argument is not what it may be, or arguments
+            contradict each other.
 
     Examples:
         >>> import torch
@@ -272,6 +274,11 @@ class SwinTransformer(BaseBackbone):
         >>> [tuple(m.shape) for m in maps]
         [(1, 96, 25, 33), (1, 192, 13, 17), (1, 384, 7, 9), (1, 768, 4, 5)]
     """
+
+    arguments = dict(
+        img_size=NONE | sides(),
+        window_size=per_stage(NONE | sides(), pairs=True),
+        ffn=one_of(*FFN_KINDS))
 
     def __init__(self,
                  arch: Union[str, dict] = 'swin-tiny',
@@ -292,12 +299,8 @@ class SwinTransformer(BaseBackbone):
                  norm_cfg: Optional[dict] = dict(type='LN'),
                  with_cp: bool = False,
                  init_cfg: Optional[dict] = None) -> None:
-        arch = resolve_arch(arch, SWIN_ARCHS,
-                            ('embed_dims', 'depths', 'num_heads'), 'swin-')
-        depths, heads = list(arch['depths']), list(arch['num_heads'])
-        _check_arch(depths, heads, drop_path_rate)
-        if ffn not in FFN_KINDS:
-            raise ValueError(unknown_name('ffn', str(ffn), FFN_KINDS))
+        arch = resolve_arch(arch, SWIN_ARCHS, _ARCH, 'swin-')
+        depths = list(arch['depths'])
         if out_indices is None:
             out_indices = range(len(depths))
         super().__init__(out_indices, len(depths), frozen_stages, norm_eval,
@@ -314,10 +317,10 @@ class SwinTransformer(BaseBackbone):
             norm_cfg=dict(type='LN'))
         self.drop_after_pos = nn.Dropout(drop_rate)
         self._build_stages(
-            heads,
-            per_block(attention, depths, 'attention'),
+            arch['num_heads'],
+            spread_attention(attention, depths),
             per_block(window_size, depths, 'window_size', pairs=True),
-            img_size and pair(img_size, 'img_size'),
+            None if img_size is None else pair(img_size),
             patch_size,
             drop_path_rate,
             mlp_ratio=mlp_ratio,
@@ -384,15 +387,6 @@ class SwinTransformer(BaseBackbone):
         return tuple(outs)
 
 
-def _check_arch(depths: List[int], heads: List[int],
-                drop_path_rate: float) -> None:
-    if not depths or len(depths) != len(heads) or min(depths) < 1:
-        raise ValueError(f'depths={depths} and num_heads={heads} must name at '
-                         'least one block and a number of heads a stage')
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
-
-
 def _block_window(window: Optional[Window], attention: Union[str, dict],
                   native: Optional[List[int]]) -> Optional[Tuple[int, int]]:
     """Height and width of the windows of a block; None for the whole map.
@@ -407,7 +401,7 @@ def _block_window(window: Optional[Window], attention: Union[str, dict],
         if attention_class(attention).linear:
             return None
         window = DEFAULT_WINDOW
-    window = pair(window, 'window_size')
+    window = pair(window)
     if native and min(native) <= min(window):
         return (min(native), ) * 2
     return window

@@ -18,10 +18,13 @@ from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmcsan.arguments import (FLAG, NONE, integer, list_of, number, one_of,
+                              sides)
 from mmcsan.attentions import TokenLayout, build_attention
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
-from .base import BaseBackbone, pair, per_block, resolve_arch
+from .attention_config import spread_attention
+from .base import BaseBackbone, hidden_width, kept_plan, pair, resolve_arch
 from .windows import WindowGrid, window_grid
 
 
@@ -38,6 +41,8 @@ VIT_ARCHS = {
     'vit-huge': _arch(1280, 32, 16),
 }
 """Width, blocks and heads, by the papers' names."""
+
+_ARCH = dict(embed_dims=integer(), depth=integer(), num_heads=integer())
 
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 """What a backbone may return of each block, as in mmpretrain."""
@@ -89,7 +94,7 @@ class TokenGroups:
         # (B*W, N, C) -> (B, Hp, Wp, C)
         patches = self.windows.merge(patches)
         # (B*W, P, C) -> (B, W, P, C) -> (B, P, C)
-        prefix = prefix.unflatten(0, (len(patches), -1)).mean(dim=1)
+        prefix = prefix.unflatten(0, (patches.shape[0], -1)).mean(dim=1)
         return prefix, patches
 
     def join(self, prefix: Tensor, patches: Tensor) -> Tensor:
@@ -122,7 +127,8 @@ def token_groups(size: Tuple[int, int], prefix: int,
     valid = windows.layout.valid
     if valid is not None:
         # (W, N) -> (W, P + N); every window has a real token
-        valid = torch.cat([valid.new_ones(len(valid), prefix), valid], dim=1)
+        front = valid.new_ones(valid.shape[0], prefix)
+        valid = torch.cat([front, valid], dim=1)
     layout = TokenLayout(
         window,
         valid=valid,
@@ -176,7 +182,7 @@ class ViTBlock(BaseModule):
         self.norm2 = nn.LayerNorm(dim, eps=EPS)
         self.ffn = FFN(
             dim,
-            int(dim * mlp_ratio),
+            hidden_width(dim, mlp_ratio),
             act_cfg=dict(type='GELU'),
             ffn_drop=drop_rate,
             dropout_layer=dict(type='DropPath', drop_prob=drop_path),
@@ -260,7 +266,9 @@ class VisionTransformer(BaseBackbone):
 
     Raises:
         KeyError: If arch or attention is unknown; lists the known ones.
-        ValueError: If arguments contradict each other.
+        TypeError: If there is no such argument.
+        ValueError: If an argument is not what it may be, or arguments
+            contradict each other.
 
     Examples:
         >>> import torch
@@ -273,6 +281,16 @@ class VisionTransformer(BaseBackbone):
 
     max_cached = 8
     """Map sizes whose windows are kept; multi-scale training sees many."""
+
+    arguments = dict(
+        class_token=FLAG,
+        reg_tokens=integer(0),
+        no_embed_class=FLAG,
+        qk_norm=FLAG,
+        init_values=NONE | number(above=0),
+        window_size=NONE | sides(),
+        global_blocks=NONE | list_of(integer(0), least=0),
+        out_type=one_of(*OUT_TYPES))
 
     def __init__(self,
                  arch: Union[str, dict] = 'vit-base',
@@ -299,11 +317,10 @@ class VisionTransformer(BaseBackbone):
                  norm_cfg: Optional[dict] = dict(type='LN', eps=EPS),
                  with_cp: bool = False,
                  init_cfg: Optional[dict] = None) -> None:
-        arch = resolve_arch(arch, VIT_ARCHS,
-                            ('embed_dims', 'depth', 'num_heads'), 'vit-')
+        arch = resolve_arch(arch, VIT_ARCHS, _ARCH, 'vit-')
         depth = arch['depth']
-        _check_options(depth, class_token, reg_tokens, init_values,
-                       drop_path_rate, out_type)
+        if out_type == 'cls_token' and not class_token:
+            raise ValueError("out_type='cls_token' needs class_token=True")
         super().__init__((depth - 1, ) if out_indices is None else out_indices,
                          depth, frozen_stages, norm_eval, with_cp, init_cfg)
         self.depths = [depth]
@@ -314,8 +331,8 @@ class VisionTransformer(BaseBackbone):
         self.windows = _block_windows(window_size, global_blocks, depth)
         self._groups = OrderedDict()
         self._build_stem(
-            [-(-s // patch_size) for s in pair(img_size, 'img_size')],
-            patch_size, in_channels, reg_tokens, no_embed_class)
+            [-(-s // patch_size) for s in pair(img_size)], patch_size,
+            in_channels, reg_tokens, no_embed_class)
         self.drop_after_pos = nn.Dropout(drop_rate)
         self._build_blocks(
             attention,
@@ -355,7 +372,7 @@ class VisionTransformer(BaseBackbone):
 
     def _build_blocks(self, attention, drop_path_rate: float,
                       **block) -> None:
-        attentions = per_block(attention, [1] * self.num_stages, 'attention')
+        attentions = spread_attention(attention, [1] * self.num_stages)
         # In float32, as the released code computes them.
         rates = torch.linspace(
             0, drop_path_rate, self.num_stages, device='cpu').tolist()
@@ -422,15 +439,9 @@ class VisionTransformer(BaseBackbone):
         Returns:
             TokenGroups: The groups.
         """
-        key = (size, window, device)
-        if key not in self._groups:
-            # Masks made under inference_mode could not be used in training.
-            with torch.inference_mode(False):
-                self._groups[key] = token_groups(size, self.num_prefix, window,
-                                                 device)
-            while len(self._groups) > 2 * self.max_cached:
-                self._groups.popitem(last=False)
-        return self._groups[key]
+        return kept_plan(
+            self._groups, size, (window, device), 2 * self.max_cached,
+            lambda: token_groups(size, self.num_prefix, window, device))
 
     def embed(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """Images to tokens with positions.
@@ -451,7 +462,7 @@ class VisionTransformer(BaseBackbone):
             prefix = torch.cat(prefix, dim=1)  # (1, P, C)
             if split:
                 prefix = prefix + self.pos_embed[:, :split]
-            prefix = prefix.expand(len(x), -1, -1).to(x.dtype)
+            prefix = prefix.expand(x.shape[0], -1, -1).to(x.dtype)
             x = torch.cat([prefix, x], dim=1)
         return self.drop_after_pos(x), size
 
@@ -492,25 +503,6 @@ class VisionTransformer(BaseBackbone):
         return patches.transpose(1, 2).unflatten(2, size).contiguous()
 
 
-def _check_options(depth: int, class_token: bool, reg_tokens: int,
-                   init_values: Optional[float], drop_path_rate: float,
-                   out_type: str) -> None:
-    if depth < 1:
-        raise ValueError(f'depth={depth}: at least one block is needed')
-    if reg_tokens < 0:
-        raise ValueError(f'reg_tokens={reg_tokens} is negative')
-    if init_values is not None and init_values <= 0:
-        raise ValueError(f'init_values={init_values} must be positive, or '
-                         'None for no layer scale')
-    if not 0 <= drop_path_rate < 1:
-        raise ValueError(f'drop_path_rate={drop_path_rate} is not in [0, 1)')
-    if out_type not in OUT_TYPES:
-        raise ValueError(f'out_type={out_type!r} is unknown: choose one of '
-                         f'{", ".join(map(repr, OUT_TYPES))}')
-    if out_type == 'cls_token' and not class_token:
-        raise ValueError("out_type='cls_token' needs class_token=True")
-
-
 def _block_windows(window_size, global_blocks: Optional[Sequence[int]],
                    depth: int) -> List[Optional[Tuple[int, int]]]:
     """Height and width of the windows of each block; None sees all."""
@@ -521,10 +513,10 @@ def _block_windows(window_size, global_blocks: Optional[Sequence[int]],
         return [None] * depth
     if global_blocks is None:
         global_blocks = [-(-depth * part // 4) - 1 for part in (1, 2, 3, 4)]
-    if not all(0 <= index < depth for index in global_blocks):
+    if max(global_blocks, default=0) >= depth:
         raise ValueError(f'global_blocks={tuple(global_blocks)} must lie '
                          f'within the {depth} blocks 0 to {depth - 1}')
-    window = pair(window_size, 'window_size')
+    window = pair(window_size)
     return [
         None if index in set(global_blocks) else window
         for index in range(depth)

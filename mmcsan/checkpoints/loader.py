@@ -209,11 +209,13 @@ def _assign(backbone: nn.Module, done: Conversion,
         else:
             report.unexpected.append(name)
     own = _own_attention_keys(backbone) if done.format.plain else set()
+    if own & weights.keys():
+        own = set()  # it has them, so it lacks none by design
     for name in targets:
         if name in weights or name in report.mismatched:
             continue
         by_design = (
-            name in own or done.format.lacks_by_design(name)
+            name in own or done.format.lacks_by_design(name, done.weights)
             or _is_new_norm(name, backbone, done.weights))
         (report.new if by_design else report.missing).append(name)
     return weights, report
@@ -388,6 +390,9 @@ def _cause(report: LoadReport, attention: str) -> str:
         return 'it holds integers where weights are real numbers'
     if not report.num_loaded:
         return 'nothing in it matches'
+    if {True, False} == {'.ffn.layers.' in key for key in lacking
+                         if re.search(r'\.ffn\.(layers|proj)\.', key)}:
+        return "one has attentions where the other has FFNs; set 'ffn'"
     if any(re.search(r'\.attn\.(qkv\w|qg)\.', k) for k in report.unexpected):
         return f'it holds another attention; set {attention}'
     if not attention and any(

@@ -124,14 +124,17 @@ def resize_positions(table: Tensor, shape: Tuple[int, ...],
         Tensor: The table in the new shape.
 
     Raises:
-        CheckpointError: If channels or numbers of prefix tokens differ.
+        CheckpointError: If channels or numbers of prefix tokens differ, or
+            there are several tables.
     """
     if len(shape) == 4:
-        if table.dim() != 4 or table.shape[1] != shape[1]:
-            raise CheckpointError('maps of other channels')
+        if table.dim() != 4 or table.shape[:2] != (1, shape[1]):
+            raise CheckpointError('no map, or maps of other channels')
         return _interpolate(table, tuple(shape[2:]))
     if table.dim() not in (2, 3) or table.shape[-1] != shape[-1]:
         raise CheckpointError('positions of other channels')
+    if table.dim() == 3 and table.shape[0] != 1:
+        raise CheckpointError(f'{table.shape[0]} tables, not one')
     # (1, N, C) -> (N, C)
     table = table.reshape(-1, table.shape[-1])
     prefix = math.prod(shape[:-1]) - grid[0] * grid[1]

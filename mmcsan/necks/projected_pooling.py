@@ -6,11 +6,13 @@ from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmcsan.arguments import (ACTIVATION, INIT, NORM, CheckedArguments, built,
+                              integer)
 from mmcsan.registry import MODELS
 
 
 @MODELS.register_module()
-class ProjectedPooling(BaseModule):
+class ProjectedPooling(CheckedArguments, BaseModule):
     """1x1 convolution, norm and activation of the last map, then its mean.
 
     What stands between PolaFormer++ and its linear classifier. mmpretrain's
@@ -31,6 +33,13 @@ class ProjectedPooling(BaseModule):
         [(2, 32)]
     """
 
+    arguments = dict(
+        in_channels=integer(),
+        out_channels=integer(),
+        norm_cfg=NORM,
+        act_cfg=ACTIVATION,
+        init_cfg=INIT)
+
     def __init__(self,
                  in_channels: int,
                  out_channels: int,
@@ -40,8 +49,9 @@ class ProjectedPooling(BaseModule):
         super().__init__(init_cfg)
         # Not mmcv's ConvModule, which warns of a bias in front of a norm.
         self.conv = nn.Conv2d(in_channels, out_channels, 1)
-        self.norm = build_norm_layer(norm_cfg, out_channels)[1]
-        self.act = build_activation_layer(act_cfg)
+        self.norm = built('norm_cfg', norm_cfg, build_norm_layer,
+                          out_channels)[1]
+        self.act = built('act_cfg', act_cfg, build_activation_layer)
 
     def forward(self, maps: Tuple[Tensor, ...]) -> Tuple[Tensor]:
         """Maps to features.

@@ -8,6 +8,8 @@ from mmcv.cnn import ConvModule, build_norm_layer
 from mmengine.model import BaseModule, ModuleList, Sequential
 from torch import Tensor
 
+from mmcsan.arguments import (INIT, NORM, CheckedArguments, built, integer,
+                              list_of, number)
 from mmcsan.registry import MODELS
 
 
@@ -24,7 +26,7 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 @MODELS.register_module()
-class SimpleFeaturePyramid(BaseModule):
+class SimpleFeaturePyramid(CheckedArguments, BaseModule):
     """Maps of several strides from the one map of a plain backbone.
 
     Each level comes from the last map alone, by transposed convolutions or
@@ -45,9 +47,17 @@ class SimpleFeaturePyramid(BaseModule):
         init_cfg (dict, optional): Initialization config. Defaults to None.
 
     Raises:
-        ValueError: If scales are no powers of two, or do not fit
+        ValueError: If scales are no descending powers of two, or do not fit
             ``in_channels`` or ``num_outs``.
     """
+
+    arguments = dict(
+        in_channels=integer(),
+        out_channels=integer(),
+        scales=list_of(number(above=0)),
+        num_outs=integer(),
+        norm_cfg=NORM,
+        init_cfg=INIT)
 
     def __init__(self,
                  in_channels: int,
@@ -60,27 +70,15 @@ class SimpleFeaturePyramid(BaseModule):
         if num_outs < len(scales):
             raise ValueError(f'num_outs={num_outs} is less than the number of '
                              f'scales={tuple(scales)}')
+        if list(scales) != sorted(set(scales), reverse=True):
+            raise ValueError(f'scales={tuple(scales)} must descend')
         self.num_outs = num_outs
         self.levels = ModuleList()
         for scale in scales:
             steps = _steps(scale, in_channels)
-            channels = in_channels // 2**max(steps, 0)
             self.levels.append(
-                Sequential(
-                    *_resampling(in_channels, steps, norm_cfg),
-                    ConvModule(
-                        channels,
-                        out_channels,
-                        1,
-                        norm_cfg=norm_cfg,
-                        act_cfg=None),
-                    ConvModule(
-                        out_channels,
-                        out_channels,
-                        3,
-                        padding=1,
-                        norm_cfg=norm_cfg,
-                        act_cfg=None)))
+                built('norm_cfg', norm_cfg, _level, in_channels, out_channels,
+                      steps))
 
     def forward(self, inputs: Union[Tensor, Sequence[Tensor]]
                 ) -> Tuple[Tensor, ...]:
@@ -111,13 +109,30 @@ class SimpleFeaturePyramid(BaseModule):
 
 def _steps(scale: float, in_channels: int) -> int:
     """Doublings that a scale means, negative for halvings."""
-    steps = math.log2(scale) if scale > 0 else 0.5
+    steps = math.log2(scale)
     if steps != int(steps):
-        raise ValueError(f'scale {scale} is no power of two')
+        raise ValueError(f'scales: {scale} is no power of two')
     if steps > 0 and in_channels % 2**int(steps):
         raise ValueError(f'in_channels={in_channels} is not divisible by '
-                         f'scale {scale}')
+                         f'{scale}, which is one of scales')
     return int(steps)
+
+
+def _level(norm_cfg: dict, in_channels: int, out_channels: int,
+           steps: int) -> Sequential:
+    """Layers from the map to one level."""
+    channels = in_channels // 2**max(steps, 0)
+    return Sequential(
+        *_resampling(in_channels, steps, norm_cfg),
+        ConvModule(
+            channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None),
+        ConvModule(
+            out_channels,
+            out_channels,
+            3,
+            padding=1,
+            norm_cfg=norm_cfg,
+            act_cfg=None))
 
 
 def _resampling(channels: int, steps: int, norm_cfg: dict) -> list:

@@ -278,37 +278,3 @@ def test_an_attention_that_cannot_refuses():
             build('OneQueryEach')
     finally:
         ATTENTIONS.module_dict.pop('OneQueryEach')
-
-
-BAD = [
-    (dict(arch='hiera-giant'), KeyError, 'hiera-tiny'),
-    (dict(arch=dict(embed_dims=24)), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, depths=[1, 0, 1, 1])), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, num_heads=3)), ValueError, 'num_heads'),
-    (dict(attention='Atention'), KeyError, 'CSaN'),
-    (dict(attention=['CSaN', 'CSaN']), ValueError, 'attention'),
-    (dict(attention=dict(type='CSaN', dim_out=2)), TypeError, 'dim_out'),
-    (dict(img_size=0), ValueError, 'img_size'),
-    (dict(q_pool=4), ValueError, 'q_pool'),
-    (dict(q_stride=0), ValueError, 'q_stride'),
-    (dict(q_stride=3), ValueError, 'q_stride'),
-    (dict(window_size=8), ValueError, 'window_size'),
-    (dict(window_size=(8, 4)), ValueError, 'window_size'),
-    (dict(window_size=(8, 3, None, None)), ValueError, 'window_size'),
-    (dict(window_size=(8, 0, None, None)), ValueError, 'window_size'),
-    (dict(global_blocks=(6, )), ValueError, 'global_blocks'),
-    (dict(abs_win_pos_embed=True, window_size=(None, ) * 4), ValueError,
-     'abs_win_pos_embed'),
-    (dict(init_values=-1.), ValueError, 'init_values'),
-    (dict(out_indices=(4, )), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
-    (dict(unknown=1), TypeError, 'unknown'),
-]
-
-
-@pytest.mark.parametrize('kwargs, error, word', BAD)
-def test_bad_arguments(kwargs, error, word):
-    with pytest.raises(error, match=word):
-        build(**kwargs)

@@ -202,30 +202,3 @@ def test_no_decay_keys_hit_nothing_else():
     for key in ('attn.s1', 'attn.s2'):
         hit = [name for name in names if key in name]
         assert len(hit) == 3 and all(n.endswith(key) for n in hit)
-
-
-BAD = [
-    (dict(arch='b9'), KeyError, 'b2'),
-    (dict(arch=3), TypeError, 'arch'),
-    (dict(arch=dict(embed_dims=[8])), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, depths=[1, 1])), ValueError, 'one length'),
-    (dict(arch=dict(SMALL, depths=[1, 1, 0, 1])), ValueError, 'one block'),
-    (dict(arch=dict(SMALL, embed_dims=[7, 16, 24, 32])), ValueError,
-     'embed_dims'),
-    (dict(arch=dict(SMALL, num_heads=[1, 3, 3, 4])), ValueError, 'num_heads'),
-    (dict(attention='PolaPlus'), KeyError, 'PolaPP'),
-    (dict(attention=['PolaPP']), ValueError, 'attention'),
-    (dict(attention=dict(type='PolaPP', heads=2)), TypeError, 'heads'),
-    (dict(mlp_ratio=[1, 2]), ValueError, 'mlp_ratio'),
-    (dict(out_indices=(4, )), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
-    (dict(unknown=1), TypeError, 'unknown'),
-]
-
-
-@pytest.mark.parametrize('kwargs, error, word', BAD)
-def test_bad_arguments(kwargs, error, word):
-    with pytest.raises(error, match=word):
-        build(**kwargs)

@@ -103,8 +103,3 @@ def test_saves_loads_and_tells_depths():
     first, again = build(), build()
     again.load_state_dict(copy.deepcopy(first.state_dict()), strict=True)
     assert first.get_layer_depth('stages.1.blocks.1.ffn.qkv.weight') == (3, 5)
-
-
-def test_unknown_kind():
-    with pytest.raises(ValueError, match="'attention'"):
-        build(ffn='atention')

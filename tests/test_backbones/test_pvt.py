@@ -201,33 +201,3 @@ def test_no_decay_keys_hit_nothing_else():
         hit = [name for name in names if key in name]
         assert len(hit) == 6 and all(n.endswith(key) for n in hit)
     assert sum('pos_embed' in name for name in names) == 4
-
-
-BAD = [
-    (dict(arch='pvt-giant'), KeyError, 'pvt-tiny'),
-    (dict(arch=3), TypeError, 'arch'),
-    (dict(arch=dict(embed_dims=[8])), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, depths=[1, 1])), ValueError, 'one length'),
-    (dict(arch=dict(SMALL, num_heads=[1, 3, 3, 4])), ValueError, 'num_heads'),
-    (dict(attention='Plola'), KeyError, 'Pola'),
-    (dict(attention=['Pola']), ValueError, 'attention'),
-    (dict(attention=dict(type='Pola', heads=2)), TypeError, 'heads'),
-    (dict(sr_ratios=[1, 2]), ValueError, 'sr_ratios'),
-    (dict(sr_ratios=[8, 4, 2, 0]), ValueError, 'sr_ratios'),
-    (dict(linear_sr_ratios=[8, 4]), ValueError, 'linear_sr_ratios'),
-    (dict(linear_sr_ratios='8421'), ValueError, 'linear_sr_ratios'),
-    (dict(img_size=0), ValueError, 'img_size'),
-    (dict(img_size=(1, 2, 3)), ValueError, 'img_size'),
-    (dict(patch_size=0), ValueError, 'patch_size'),
-    (dict(out_indices=(4, )), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
-    (dict(unknown=1), TypeError, 'unknown'),
-]
-
-
-@pytest.mark.parametrize('kwargs, error, word', BAD)
-def test_bad_arguments(kwargs, error, word):
-    with pytest.raises(error, match=word):
-        build(**kwargs)

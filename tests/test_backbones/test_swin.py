@@ -287,40 +287,6 @@ def test_plain_equals_mmpretrain():
         assert torch.allclose(a, b, atol=1e-4)
 
 
-BAD = [
-    (dict(arch='swin-giant'), KeyError, 'swin-tiny'),
-    (dict(arch=3), TypeError, 'arch'),
-    (dict(arch=dict(embed_dims=24)), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, width=3)), ValueError, 'width'),
-    (dict(arch=dict(SMALL, depths=[1, 1])), ValueError, 'depths'),
-    (dict(arch=dict(SMALL, num_heads=[5, 5, 5, 5])), ValueError, 'num_heads'),
-    (dict(attention='Atention'), KeyError, 'CSaN'),
-    (dict(attention=['CSaN', 'CSaN']), ValueError, 'attention'),
-    (dict(attention=[['CSaN'], 'CSaN', 'CSaN', 'CSaN']), ValueError,
-     r'attention\[0\]'),
-    (dict(attention=dict(type='CSaN', heads=2)), TypeError, 'heads'),
-    (dict(out_indices=(4, )), ValueError, 'out_indices'),
-    (dict(out_indices=(2, 1)), ValueError, 'out_indices'),
-    (dict(out_indices=()), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages'),
-    (dict(frozen_stages=-2), ValueError, 'frozen_stages'),
-    (dict(window_size=0), ValueError, 'window_size'),
-    (dict(window_size=[7, 7]), ValueError, 'window_size'),
-    (dict(window_size=[7, 7, 7, (7, 7, 7)]), ValueError, 'window_size'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(drop_path_rate=-.1), ValueError, 'drop_path_rate'),
-    (dict(attn_drop_rate=2.), ValueError, 'attn_drop'),
-    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
-    (dict(unknown=1), TypeError, 'unknown'),
-]
-
-
-@pytest.mark.parametrize('kwargs, error, word', BAD)
-def test_bad_arguments(kwargs, error, word):
-    with pytest.raises(error, match=word):
-        build(**kwargs)
-
-
 def windows(model):
     return [[block.window for block in stage.blocks] for stage in model.stages]
 

@@ -282,37 +282,3 @@ def test_an_attention_that_cannot_refuses():
             build('OnGridsOnly')
     finally:
         ATTENTIONS.module_dict.pop('OnGridsOnly')
-
-
-BAD = [
-    (dict(arch='vit-giant'), KeyError, 'vit-base'),
-    (dict(arch=dict(embed_dims=24)), ValueError, 'depth'),
-    (dict(arch=dict(SMALL, width=3)), ValueError, 'width'),
-    (dict(arch=dict(SMALL, depth=0)), ValueError, 'depth'),
-    (dict(arch=dict(SMALL, num_heads=5)), ValueError, 'num_heads'),
-    (dict(attention='Atention'), KeyError, 'CSaN'),
-    (dict(attention=['CSaN', 'CSaN']), ValueError, 'attention'),
-    (dict(attention=dict(type='CSaN', heads=2)), TypeError, 'heads'),
-    (dict(img_size=0), ValueError, 'img_size'),
-    (dict(reg_tokens=-1), ValueError, 'reg_tokens'),
-    (dict(init_values=0.), ValueError, 'init_values'),
-    (dict(out_type='maps'), ValueError, 'featmap'),
-    (dict(out_type='cls_token', class_token=False), ValueError,
-     'class_token'),
-    (dict(out_indices=(4, )), ValueError, 'out_indices'),
-    (dict(frozen_stages=5), ValueError, 'frozen_stages'),
-    (dict(window_size=0), ValueError, 'window_size'),
-    (dict(window_size=(7, 7, 7)), ValueError, 'window_size'),
-    (dict(global_blocks=(1, )), ValueError, 'window_size'),
-    (dict(window_size=7, global_blocks=(4, )), ValueError, 'global_blocks'),
-    (dict(drop_path_rate=1.), ValueError, 'drop_path_rate'),
-    (dict(attn_drop_rate=2.), ValueError, 'attn_drop'),
-    (dict(norm_cfg=dict(type='BN')), ValueError, 'norm_cfg'),
-    (dict(unknown=1), TypeError, 'unknown'),
-]
-
-
-@pytest.mark.parametrize('kwargs, error, word', BAD)
-def test_bad_arguments(kwargs, error, word):
-    with pytest.raises(error, match=word):
-        build(**kwargs)

@@ -29,6 +29,8 @@ def foreign(model, class_token=False):
     for name, value in model.state_dict().items():
         value = torch.randn(value.shape)
         parts = name.split('.')
+        if parts[0].startswith('norm'):
+            continue  # of a map that a classifier does not return
         stage = 1 if parts[0] == 'patch_embed' else int(parts[1]) + 1
         rest = parts[1:] if parts[0] == 'patch_embed' else parts[3:]
         if parts[0] == 'stages' and parts[2] == 'blocks':

@@ -102,19 +102,3 @@ def test_multi_level_maps_for_segmentors():
     maps = neck(backbone(torch.randn(1, 3, 96, 128)))
     assert [tuple(m.shape[2:]) for m in maps] == [
         (24, 32), (12, 16), (6, 8), (3, 4)]
-
-
-@pytest.mark.parametrize('kwargs, word', [
-    (dict(scales=(3, 1)), 'power of two'),
-    (dict(scales=(0, )), 'power of two'),
-    (dict(in_channels=18), 'in_channels'),
-    (dict(num_outs=3), 'num_outs'),
-])
-def test_bad_arguments(kwargs, word):
-    with pytest.raises(ValueError, match=word):
-        build(**kwargs)
-
-
-def test_unknown_arguments():
-    with pytest.raises(TypeError, match='levels'):
-        build(levels=3)

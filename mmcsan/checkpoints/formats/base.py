@@ -27,9 +27,10 @@ Write ``formats/<family>.py`` with a tuple of :class:`Format` and add it to
   The transform comes before a join; two keys of one place are an error.
 * ``heads``: keys of classifiers. ``derived``: buffers computed here. Both are
   left out and reported as dropped.
-* ``new``: keys of the *backbone* that such a file lacks by design. Output
-  norms of maps that classifiers do not normalise, and with ``plain`` what an
-  attention here has beyond plain attention, need no entry.
+* ``new``: keys of the *backbone* that such a file lacks by design: all that
+  a pattern is for, or it is damaged. Output norms of maps that classifiers do
+  not normalise, and with ``plain`` what an attention here has beyond plain
+  attention, need no entry.
 * ``family``: class name of the backbone. ``attention``: what to set so that
   the backbone has the file's attention; for errors alone.
 * ``guess``: the arch that weights under our names are of, for the tools.
@@ -53,6 +54,10 @@ from ..errors import CheckpointError
 
 Name = Union[str, Tuple[str, ...], Callable[[re.Match, Dict[str, Tensor]],
                                             str]]
+
+OUTPUT_NORMS = r'norm\d+\..*'
+"""For ``new`` of a family whose classifiers may normalise what they pool, and
+no map; also of such a classifier under our names."""
 
 compiled = lru_cache(maxsize=None)(re.compile)
 
@@ -203,7 +208,7 @@ class Format:
         heads (tuple[str]): Patterns of classifier keys, left out.
         derived (tuple[str]): Patterns of buffers computed here, left out.
         new (tuple[str]): Patterns of keys of the backbone that such a
-            checkpoint lacks by design.
+            checkpoint lacks by design, all that a pattern fits.
         plain (bool): Whether its attention is plain, so that the keys an
             attention here has beyond that are new by design.
         attention (str): What to set to have its attention.
@@ -243,9 +248,18 @@ class Format:
         """Whether a key is a classifier's or a derived buffer's."""
         return _any(self.heads + self.derived, key)
 
-    def lacks_by_design(self, key: str) -> bool:
-        """Whether a key of the backbone is new by design."""
-        return _any(self.new, key)
+    def lacks_by_design(self, key: str, found: Iterable[str]) -> bool:
+        """Whether a key of the backbone is new by design.
+
+        Args:
+            key (str): A key of the backbone.
+            found (Iterable[str]): Our names of what a checkpoint has. One
+                that has a part of what a pattern is for is damaged.
+        """
+        return any(
+            compiled(pattern).fullmatch(key) and not any(
+                map(compiled(pattern).fullmatch, found))
+            for pattern in self.new)
 
     def count_stages(self, keys: Iterable[str]) -> int:
         """Number of stages that bare keys speak of."""

@@ -4,7 +4,7 @@ from typing import Dict, List
 
 from torch import Tensor
 
-from .base import Format, Rule
+from .base import OUTPUT_NORMS, Format, Rule
 from .vision_transformer import HIERA_KEY, guess_attention
 
 
@@ -81,6 +81,7 @@ def _hiera(name: str, has: tuple, rules: tuple, **kwargs) -> Format:
     kwargs = dict(
         dict(
             heads=_HEADS,
+            new=(OUTPUT_NORMS, ),
             roots=('patch_embed', 'stages', 'blocks'),
             guess=_guess), **kwargs)
     return Format(name, 'Hiera', has, rules, **kwargs)
@@ -108,14 +109,12 @@ FORMATS = (
         'CSaN Hiera',
         _TIMM_BLOCK + (_CSAN_KEY, ),
         _RULES,
-        new=(r'norm\d\..*', ),
         attention="attention='CSaN'"),
     _hiera(
         'plain Hiera (timm or original)',
         _TIMM_BLOCK,
         _RULES,
         lacks=(_CSAN_KEY, ),
-        new=(r'norm\d\..*', ),
         plain=True),
 )
 """Every format of Hiera that is recognised."""

@@ -4,7 +4,7 @@ from typing import Dict
 
 from torch import Tensor
 
-from .base import Format, Rule
+from .base import OUTPUT_NORMS, Format, Rule
 
 _BLOCK = r'layers\.(\d+)\.blocks\.(\d+)\.'
 _HERE = r'stages.\1.blocks.\2.'
@@ -72,12 +72,12 @@ FORMATS = (
         (r'patch_embed\.0\.conv\.weight',
          r'stages\.\d+\.blocks\.\d+\.ffn\.dwconv\.weight'),
         (Rule(r'((?:patch_embed|stages|norm\d)\..*)', r'\1'), ),
-        new=(_COUNTERS, )),
+        new=(_COUNTERS, OUTPUT_NORMS)),
     _polapp(
         'PolaFormer++ classifier', (_STEM, _LEPE),
         _RULES,
         lacks=(_EXTRA, ),
-        new=(_COUNTERS, r'norm\d\.(weight|bias)')),
+        new=(_COUNTERS, OUTPUT_NORMS)),
     _polapp(
         'PolaFormer++ dense backbone', (_STEM, _LEPE, _EXTRA),
         _RULES,

@@ -8,7 +8,7 @@ from typing import Dict, Union
 
 from torch import Tensor
 
-from .base import Format, Rule
+from .base import OUTPUT_NORMS, Format, Rule
 
 _BLOCK = r'block(?P<stage>\d)\.(\d+)\.'
 _HERE = r'stages.{prev}.blocks.\2.'
@@ -82,7 +82,7 @@ def _pvt(name: str, has: tuple, rules: tuple, **kwargs) -> Format:
         has,
         rules,
         heads=_HEADS,
-        new=(r'norm\d\.(weight|bias)', ),
+        new=(OUTPUT_NORMS, ),
         guess=_guess,
         **kwargs)
 

@@ -32,7 +32,8 @@ _PVT_KEY = r'patch_embed\.pos_embed'
 _POLAPP_KEY = r'.*\.attn\.lepe\.weight'
 _QKV = r'(qkv|qkvg)\.weight'
 _OWN = (rf'stages\.\d+\.blocks\.\d+\.attn\.{_QKV}',
-        r'stages\.\d+\.blocks\.\d+\.ffn\.layers\.1\.weight',
+        # In a stack of pure attention a second attention is the FFN.
+        r'stages\.\d+\.blocks\.\d+\.ffn\.(?:layers\.1|proj)\.weight',
         r'patch_embed\.norm\..*|stages\.\d\.downsample\.reduction\.weight')
 _OWN_RULES = (Rule(r'((?:patch_embed|stages|norm\d)\..*)', r'\1'), )
 _FIRST_MERGE = r'layers\.0\.downsample\..*'
@@ -54,7 +55,9 @@ def _guess(weights: Dict[str, Tensor]) -> dict:
         attentions.append(_guess_attention(weights, f'{prefix}0.attn.'))
     stem = weights.get('patch_embed.projection.weight')
     alike = all(a == attentions[0] for a in attentions[1:])
+    pure = 'stages.0.blocks.0.ffn.proj.weight' in weights
     return dict(
+        **(dict(ffn='attention') if pure else {}),
         embed_dims=None if stem is None else stem.shape[0],
         depths=depths,
         num_heads=heads,

@@ -3,7 +3,7 @@ from typing import Dict, Tuple, Union
 
 from torch import Tensor
 
-from .base import Format, Rule
+from .base import OUTPUT_NORMS, Format, Rule
 
 _BLOCK = r'blocks\.(\d+)\.'
 _LAYER = r'layers\.(\d+)\.'
@@ -119,7 +119,7 @@ def _both(name: str, has: tuple, rules: tuple, pooled: str, **kwargs
                  **kwargs),
             _vit(f'{name}, average pooling', (*has, pooled), rules,
                  lacks=lacks, heads=(*heads, pooled),
-                 new=(r'norm\d+\..*', ), **kwargs))
+                 new=(OUTPUT_NORMS, ), **kwargs))
 
 
 FORMATS = (
@@ -127,17 +127,20 @@ FORMATS = (
         'mmcsan ViT',
         _OWN + (_CSAN_KEY, ),
         _OWN_RULES,
+        new=(OUTPUT_NORMS, ),
         attention="attention='CSaN'"),
     _vit(
         'mmcsan ViT, Pola attention',
         _OWN + (_POLA_KEY, ),
         _OWN_RULES,
+        new=(OUTPUT_NORMS, ),
         lacks=(_CSAN_KEY, ),
         attention="'Pola' in attention"),
     _vit(
         'mmcsan ViT, plain attention',
         _OWN,
         _OWN_RULES,
+        new=(OUTPUT_NORMS, ),
         lacks=(_CSAN_KEY, _POLA_KEY),
         plain=True),
     *_both(
