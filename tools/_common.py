@@ -1,8 +1,10 @@
 """What ``train.py`` and ``test.py`` share: options, checks, the runner."""
 import argparse
 import difflib
+import errno
 import os
 import os.path as osp
+import tempfile
 from pathlib import Path
 
 import _clone  # noqa: F401
@@ -18,10 +20,13 @@ from mmengine.registry import RUNNERS  # noqa: E402
 from mmengine.runner import Runner  # noqa: E402
 
 from mmcsan.checkpoints import CheckpointError  # noqa: E402
-from mmcsan.engine import read_checkpoints_as_data  # noqa: E402
+from mmcsan.engine import (BadDataError, NonFiniteError,  # noqa: E402
+                           name_bad_data, read_checkpoints_as_data, tell_batch)
 from mmcsan.version import DependencyError, require  # noqa: E402
 
 SCOPES = ('mmpretrain', 'mmseg', 'mmdet')
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CHECKPOINT_HOOK = 'mmcsan.SafeCheckpointHook'
 AMP_DEVICES = ('cuda', 'npu', 'mlu', 'musa')
 
 
@@ -200,6 +205,25 @@ def _distribute_on_cpu(cfg):
     _replace_sync_bn(cfg.model)
 
 
+def _make_work_dir(path):
+    """Find out whether the run can write, before all else."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        fail(f'nothing can be written to the work dir {osp.abspath(path)} '
+             f'({e.strerror}). Another one: --work-dir FOLDER')
+
+
+def _save_safely(cfg):
+    """Put the hook that can be killed in the place of mmengine's."""
+    hooks = cfg.setdefault('default_hooks', {})
+    hook = hooks.setdefault('checkpoint', dict(type='CheckpointHook'))
+    if hook and hook.get('type') == 'CheckpointHook':
+        hook['type'] = CHECKPOINT_HOOK
+
+
 def build_runner(cfg):
     """Build the runner of the codebase that the config names.
 
@@ -207,9 +231,16 @@ def build_runner(cfg):
         cfg (Config): The finished config.
 
     Returns:
-        Runner: Ready to train or test; its checkpoints are read as data.
+        Runner: Ready to train or test; its checkpoints are read as data and
+        written whole.
+
+    Raises:
+        SystemExit: If nothing can be written to the work dir.
     """
+    _make_work_dir(cfg.work_dir)
     read_checkpoints_as_data()
+    name_bad_data()
+    _save_safely(cfg)
     _tune_dataloaders(cfg)
     if cfg.launcher == 'pytorch' and get_device() == 'cpu':
         _distribute_on_cpu(cfg)
@@ -228,12 +259,23 @@ def run(start):
         object: What it returns.
 
     Raises:
-        SystemExit: If a checkpoint cannot be used.
+        SystemExit: If a checkpoint cannot be used or written, a sample of
+            the data cannot be read, or the loss is not finite.
     """
     try:
         result = start()
-    except CheckpointError as e:
+    except (CheckpointError, NonFiniteError) as e:
         fail(str(e))
+    except BadDataError as e:
+        # from a worker, it comes with the traceback in front
+        fail(str(e).split(f'{BadDataError.__name__}: ')[-1].strip())
+    except OSError as e:
+        if e.errno not in NO_ROOM:
+            raise
+        fail(f'{e}. The disk is full')
+    except Exception:
+        tell_batch(start.__self__)
+        raise
     if torch.distributed.is_initialized():
         # Threads of gloo that are still alive at exit abort the process.
         torch.distributed.destroy_process_group()

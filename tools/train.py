@@ -1,13 +1,11 @@
 """Train a classifier, segmentor or detector from its config."""
-import os.path as osp
-
 from _common import (build_runner, fail, find_checkpoint, load_config,
                      new_parser, require_amp_device, run)
-from mmengine.runner import find_latest_checkpoint
 
 from mmcsan.checkpoints import CheckpointError
 from mmcsan.checkpoints import find_checkpoint as find_classifier
 from mmcsan.checkpoints.reader import is_url
+from mmcsan.engine import latest_checkpoint
 
 
 def parse_args():
@@ -66,21 +64,6 @@ def scale_lr(cfg):
     cfg.auto_scale_lr.enable = True
 
 
-def latest_checkpoint(work_dir):
-    """The newest checkpoint of a work dir, also of one that was moved.
-
-    Args:
-        work_dir (str): The folder.
-
-    Returns:
-        str | None: None if nothing was saved there yet.
-    """
-    saved = find_latest_checkpoint(work_dir)
-    if saved and not osp.exists(saved):
-        saved = osp.join(work_dir, osp.basename(saved))
-    return saved
-
-
 def resume(cfg, source):
     """Set what the run goes on from.
 
@@ -89,7 +72,10 @@ def resume(cfg, source):
         source (str): A checkpoint, or 'auto'.
     """
     if source == 'auto':
-        source = latest_checkpoint(cfg.work_dir)
+        try:
+            source = latest_checkpoint(cfg.work_dir)
+        except CheckpointError as e:
+            fail(str(e))
         if source is None:
             # load_from stays: a first start loads what the config names
             print(f'--resume: no checkpoint in {cfg.work_dir} yet, '
@@ -132,6 +118,8 @@ def main():
                 or 'float16')
     if args.auto_scale_lr:
         scale_lr(cfg)
+    if not args.resume and cfg.get('resume') and not cfg.get('load_from'):
+        args.resume = 'auto'
     if args.resume:
         resume(cfg, args.resume)
     elif cfg.get('load_from'):

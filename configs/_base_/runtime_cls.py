@@ -4,7 +4,10 @@ default_hooks = dict(
     timer=dict(type='IterTimerHook'),
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=3),
+    checkpoint=dict(
+        type='mmcsan.SafeCheckpointHook', interval=1, max_keep_ckpts=3),
+    # The first loss of NaN ends a run, before it is saved.
+    finite=dict(type='mmcsan.StopOnNaNHook'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='VisualizationHook', enable=False))
 # Dropout and drop path go on as if a run had not been stopped.

@@ -5,8 +5,12 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', by_epoch=False, interval=16000,
+        type='mmcsan.SafeCheckpointHook',
+        by_epoch=False,
+        interval=16000,
         max_keep_ckpts=3),
+    # The first loss of NaN ends a run, before it is saved.
+    finite=dict(type='mmcsan.StopOnNaNHook'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='SegVisualizationHook'))
 # Dropout and drop path go on as if a run had not been stopped.

@@ -201,7 +201,6 @@ class BaseAttention(BaseModule):
         self.dim_out = dim_out
         self.num_heads = num_heads
         self.head_dim = dim_out // num_heads
-        self.scale = self.head_dim**-0.5
         self.grid_size = None if grid_size is None else tuple(grid_size)
         self.attn_drop = attn_drop
         self.sr_ratio = sr_ratio

@@ -18,6 +18,7 @@ from .base import BaseAttention, TokenLayout, pool_siblings
 from .csan_kernels import (BETA, logit_row_mean, real_columns, row_mean,
                            shifted_logits, tempered_attention,
                            tempered_global_attention)
+from .graphs import ceil_div, leaves_torch
 
 
 class Compensation(NamedTuple):
@@ -73,6 +74,8 @@ def quasi_linear(scores: Tensor, beta: float = BETA) -> Tensor:
     Returns:
         Tensor: The same shape.
     """
+    if torch.jit.is_tracing():  # which takes no function of Python
+        return F.celu(scores - beta, alpha=beta) + beta
     return _QuasiLinear.apply(scores, beta)
 
 
@@ -245,6 +248,12 @@ class CSaN(BaseAttention):
             nn.init.dirac_(self.posinfo.weight, groups=self.dim_out)
             nn.init.zeros_(self.posinfo.bias)
 
+    @property
+    def scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        # No attribute: torch.compile(dynamic=True) would make it a symbol.
+        return self.head_dim**-0.5
+
     @staticmethod
     def branch_drop_path(rate: float, grouping: str) -> float:
         """The paper's rates: a third in deep Swin, 3/4 in deep Hiera."""
@@ -340,8 +349,7 @@ class CSaN(BaseAttention):
         bias = self._bias(q.dtype, layout)
         whole = bias is None and (layout.valid is None or layout.windows == 1)
         dropout = self.attn_drop if self.training else 0.
-        exported = torch.jit.is_tracing() or torch.compiler.is_exporting()
-        if exported or not self.fused or (dropout and not whole):
+        if leaves_torch() or not self.fused or (dropout and not whole):
             look = self._look_at_all
         else:
             look = self._look_at_chunks if whole else self._look_at_windows
@@ -375,7 +383,7 @@ class CSaN(BaseAttention):
             return v
         height, width = layout.grid
         # (G, H, M, d) -> (G, H, h/sr, w/sr, d) -> (G, H, h, w, d)
-        cells = v.unflatten(2, (-1, -(-width // ratio)))
+        cells = v.unflatten(2, (-1, ceil_div(width, ratio)))
         cells = cells.repeat_interleave(ratio, dim=2)[:, :, :height]
         cells = cells.repeat_interleave(ratio, dim=3)[:, :, :, :width]
         return cells.flatten(2, 3)

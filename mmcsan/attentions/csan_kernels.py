@@ -28,6 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .first_order import first_order
+from .graphs import in_graph
+
 BETA = 0.25
 """Where the quasi-linear map turns from exponential to linear."""
 
@@ -43,17 +46,26 @@ CHUNK = 2**18
 GPU_CHUNK = 2**26
 """Logits that a GPU works on at a time, which wants many."""
 
+GRAPH_CHUNKS = 8
+"""Chunks in a graph: their number is the same for any number of tokens."""
+
+_first_order = first_order(
+    'CSaN cannot be differentiated twice in its fused form: set fused=False '
+    'on its modules, which then compute the equations step by step')
+
 
 def _blocks(q: Tensor, k: Tensor) -> Iterator[Tuple[slice, slice]]:
     """Heads and queries of (heads, N, d) whose logits make a chunk."""
     heads, queries, keys = q.shape[0], q.shape[1], k.shape[1]
-    if torch.compiler.is_compiling():
-        # A graph for any number of tokens has a fixed number of chunks.
-        head_step, step = heads, -(-queries // 8)
-    else:
-        chunk = GPU_CHUNK if q.is_cuda else CHUNK
-        head_step = max(chunk // (queries * keys), 1)
-        step = queries if head_step > 1 else max(chunk // keys, 16)
+    if in_graph():
+        # A range over sizes would make plain numbers of them.
+        step = queries // GRAPH_CHUNKS
+        for index in range(GRAPH_CHUNKS):
+            yield slice(None), slice(index * step, (index + 1) * step)
+        return
+    chunk = GPU_CHUNK if q.is_cuda else CHUNK
+    head_step = max(chunk // (queries * keys), 1)
+    step = queries if head_step > 1 else max(chunk // keys, 16)
     for head in range(0, heads, head_step):
         for start in range(0, queries, step):
             yield (slice(head, min(head + head_step, heads)),
@@ -68,8 +80,9 @@ def _chunk_logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Logits u of some heads and queries: (heads, chunk, M), float32 or more.
     """
     if _low(q):
-        u = (q @ k.transpose(1, 2)).float()
-        return u.mul_(scale / UNIT).sub_(OFFSET)
+        # Scaled first: products of 16 bits end at 65504.
+        u = ((q * scale) @ k.transpose(1, 2)).float()
+        return u.mul_(1 / UNIT).sub_(OFFSET)
     offset = q.new_full((1, 1, 1), OFFSET)
     return torch.baddbmm(
         offset, q, k.transpose(1, 2), beta=-1, alpha=scale / UNIT)
@@ -84,9 +97,7 @@ def _phi_sum(u: Tensor) -> Tensor:
 class _RowMean(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(q, k)
-        ctx.scale = scale
+    def forward(q: Tensor, k: Tensor, scale: float) -> Tensor:
         dtype = torch.float32 if _low(q) else q.dtype
         out = q.new_empty(q.shape[:-1], dtype=dtype)
         for heads, rows in _blocks(q, k):
@@ -95,19 +106,27 @@ class _RowMean(torch.autograd.Function):
         return out.mul_(BETA / k.shape[1])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx, inputs, output) -> None:
+        q, k, ctx.scale = inputs
+        ctx.save_for_backward(q, k)
+
+    @staticmethod
+    @_first_order
     def backward(ctx, grad: Tensor):
         q, k = ctx.saved_tensors
-        q_grad, k_grad = torch.empty_like(q), torch.zeros_like(k)
-        grad = (grad * (ctx.scale / k.shape[1])).unsqueeze(-1).to(q.dtype)
+        # Sums over all tokens: 16 bits would overflow, or lose small terms.
+        q_grad = torch.empty_like(q)
+        k_grad = torch.zeros_like(k, dtype=grad.dtype)
+        grad = (grad * (ctx.scale / k.shape[1])).unsqueeze(-1)
         for heads, rows in _blocks(q, k):
             queries, keys = q[heads, rows], k[heads]
-            u = _chunk_logits(queries, keys, ctx.scale)
-            slope = u.clamp_max_(0).exp2_().to(q.dtype)  # (heads, chunk, M)
+            slope = _chunk_logits(queries, keys, ctx.scale)
+            slope.clamp_max_(0).exp2_()  # (heads, chunk, M)
+            queries, keys = queries.to(grad.dtype), keys.to(grad.dtype)
             q_grad[heads, rows] = (slope @ keys).mul_(grad[heads, rows])
             k_grad[heads].baddbmm_(
                 slope.transpose(1, 2), queries * grad[heads, rows])
-        return q_grad, k_grad, None
+        return q_grad, k_grad.to(k.dtype), None
 
 
 def row_mean(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -121,10 +140,18 @@ def row_mean(q: Tensor, k: Tensor, scale: float) -> Tensor:
     Returns:
         Tensor: (G, H, N), float32 at least.
     """
-    # (G, H, N, d) -> (G*H, N, d), copied once rather than at each chunk
-    means = _RowMean.apply(
-        q.flatten(0, 1).contiguous(), k.flatten(0, 1).contiguous(), scale)
-    return means.unflatten(0, q.shape[:2])
+    tokens = q.shape[2]
+    if in_graph():
+        # Always more than there are, lest a graph be for multiples alone.
+        rows = GRAPH_CHUNKS * (tokens // GRAPH_CHUNKS + 1)
+        q = F.pad(q, (0, 0, 0, rows - tokens))
+    # Normalised queries are float32 under autocast, and are to stay so.
+    with torch.autocast(q.device.type, enabled=False):
+        # (G, H, N, d) -> (G*H, N, d), copied once rather than at each chunk
+        means = _RowMean.apply(
+            q.flatten(0, 1).contiguous(),
+            k.flatten(0, 1).contiguous(), scale)
+    return means.unflatten(0, q.shape[:2])[..., :tokens]
 
 
 def shifted_logits(q: Tensor, k: Tensor, scale: float,
@@ -141,8 +168,12 @@ def shifted_logits(q: Tensor, k: Tensor, scale: float,
     Returns:
         Tensor: u (B, W, H, N, M), float32 at least.
     """
-    u = (q * (scale / UNIT)) @ k.transpose(-2, -1)  # (G, H, N, M)
+    # Products of 16 bits end at 65504: their unit comes afterwards.
+    unit = 1. if _low(q) else UNIT
+    u = (q * (scale / unit)) @ k.transpose(-2, -1)  # (G, H, N, M)
     u = u.float() if _low(u) else u
+    if unit != UNIT:
+        u.mul_(1 / UNIT)
     u = u.unflatten(0, (-1, windows))
     return u.add_(-OFFSET if bias is None else bias / UNIT - OFFSET)
 
@@ -150,15 +181,18 @@ def shifted_logits(q: Tensor, k: Tensor, scale: float,
 class _LogitRowMean(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, u: Tensor, columns: Optional[Tensor]) -> Tensor:
-        ctx.save_for_backward(u, columns)
+    def forward(u: Tensor, columns: Optional[Tensor]) -> Tensor:
         if columns is None:
             return _phi_sum(u.clone()).mul_(BETA / u.shape[-1])
         phi = u.relu().mul_(math.log(2)).add_(u.clamp_max(0).exp2_())
         return phi.mul_(columns).sum(dim=-1).mul_(BETA)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @_first_order
     def backward(ctx, grad: Tensor):
         u, columns = ctx.saved_tensors
         # Of phi by u: beta ln 2 times the slope by s.
@@ -198,13 +232,16 @@ def _tempered_weights(u: Tensor, tau: Tensor,
 class _TemperedAttention(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, u: Tensor, tau: Tensor, v: Tensor,
+    def forward(u: Tensor, tau: Tensor, v: Tensor,
                 hidden: Optional[Tensor]) -> Tensor:
-        ctx.save_for_backward(u, tau, v, hidden)
         return _tempered_weights(u, tau, hidden).to(v.dtype) @ v
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @_first_order
     def backward(ctx, grad: Tensor):
         u, tau, v, hidden = ctx.saved_tensors
         weights = _tempered_weights(u, tau, hidden)
@@ -259,11 +296,7 @@ def tempered_global_attention(q: Tensor,
         Tensor: (G, H, N, d).
     """
     return F.scaled_dot_product_attention(
-        q * (temperature * scale).to(q.dtype),
-        k,
-        v,
-        dropout_p=dropout,
-        scale=1.)
+        q * temperature.to(q.dtype), k, v, dropout_p=dropout, scale=scale)
 
 
 def real_columns(x: Tensor, valid: Tensor) -> Tensor:

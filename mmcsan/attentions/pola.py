@@ -23,6 +23,8 @@ from torch import Tensor
 
 from mmcsan.registry import ATTENTIONS
 from .base import BaseAttention, TokenLayout, pool_siblings
+from .first_order import first_order
+from .graphs import ceil_div, in_graph, leaves_torch
 from .positions import resize_positions
 
 EPS = 1e-6
@@ -103,7 +105,7 @@ def _chunks(x: Tensor) -> List[slice]:
     """Slices of the N tokens of (G, H, N, d) to work on one after the other.
     """
     tokens = x.shape[2]
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if in_graph():
         return [slice(0, tokens)]  # a graph must not depend on N
     step = max(CHUNK * tokens // max(x.numel(), 1), 64)
     return [
@@ -227,14 +229,21 @@ class _PolarityAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, power, log_scale, valid):
+    def forward(q, k, v, power, log_scale, valid):
         out, peaks = _attention(q, k, v, power, log_scale, valid)
-        ctx.save_for_backward(q, k, v, power, log_scale, valid, *peaks)
-        return out
+        return (out, *peaks)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def setup_context(ctx, inputs, output) -> None:
+        _, *peaks = output
+        ctx.mark_non_differentiable(*peaks)
+        ctx.save_for_backward(*inputs, *peaks)
+
+    @staticmethod
+    @first_order(
+        'Pola cannot be differentiated twice: its gradients are written by '
+        'hand, and there is no other form of it')
+    def backward(ctx, grad, *_):
         q, k, v, power, log_scale, valid, *peaks = ctx.saved_tensors
         summary = summarize(k, v, power, log_scale, peaks, valid)
         q_grad, factors, q_power = _query_gradients(
@@ -347,9 +356,10 @@ def polarity_attention(q: Tensor,
         Tensor: (G, H, N, d).
     """
     args = (q, k, v, power, scale.log(), valid)
-    if torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in args):
-        return _PolarityAttention.apply(*args)
+    trained = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in args)
+    if trained and not leaves_torch():
+        return _PolarityAttention.apply(*args)[0]
     return _attention(*args)[0]
 
 
@@ -532,7 +542,7 @@ class Pola(BaseAttention):
     def _token_encoding(self, layout: TokenLayout) -> Tensor:
         """The encoding of each key: (1, M, C), zero in front of the grid."""
         ratio = self.sr_ratio or 1
-        size = tuple(-(-s // ratio) for s in layout.grid)
+        size = tuple(ceil_div(s, ratio) for s in layout.grid)
         return self._to_tokens(self.encoding(size), layout)
 
     @staticmethod

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from mmcsan.registry import ATTENTIONS
 from .base import BaseAttention, TokenLayout
+from .first_order import first_order
+from .graphs import in_graph
 from .softmax import Softmax
 
 EPS = 1e-6
@@ -31,6 +33,10 @@ EPS = 1e-6
 
 Angles = Tuple[Tensor, Tensor]
 """Cosines and sines, one row for each line of a map."""
+
+_first_order = first_order(
+    'PolaPP cannot be differentiated twice: its gradients are written by '
+    'hand, and there is no other form of it')
 
 
 @functools.lru_cache(maxsize=64)
@@ -70,7 +76,7 @@ def rotary_angles(length: int, pairs: int, device: torch.device,
         tuple[Tensor, Tensor]: Cosines and sines, each (length, pairs).
     """
     # While a graph is traced, tensors are no real ones and must not be kept.
-    make = _make_angles if torch.compiler.is_compiling() else _cached_angles
+    make = _make_angles if in_graph() else _cached_angles
     return make(length, pairs, device, dtype)
 
 
@@ -134,18 +140,19 @@ class _SignedExponential(torch.autograd.Function):
         # New memory costs more than arithmetic: the results are all there is.
         size = torch.empty_like(x, memory_format=torch.contiguous_format)
         cols = torch.empty_like(size)
-        torch.abs(x, out=size)
+        size.copy_(x).abs_()
         if mean is not None:
             size.mul_(mean).addcmul_(x, gap)
         shift = size.amax(dims, keepdim=True).sub_(_headroom(x.dtype))
         shift.clamp_(min=0)
         values = size.sub_(shift).exp_().sub_(shift.neg().exp_())
-        values.mul_(torch.sign(x, out=cols))  # nothing at zero
+        values.mul_(cols.copy_(x).sign_())  # nothing at zero
         if flip:
             values.neg_()
         # (G, H, h, w, d) -> (G, H, w, h, d)
         turned = values.transpose(2, 3)
-        cols = cols.view(turned.shape).copy_(turned).neg_().relu_()
+        cols = cols.flatten(2, 3).unflatten(2, turned.shape[2:4])
+        cols = cols.copy_(turned).neg_().relu_()
         return values.relu_(), cols, shift
 
     @staticmethod
@@ -155,7 +162,7 @@ class _SignedExponential(torch.autograd.Function):
         ctx.save_for_backward(x, mean, gap, *output)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_first_order
     def backward(ctx, grad_rows, grad_cols, _):
         x, mean, gap, rows, cols, shift = ctx.saved_tensors
         # exp(|x| w) in its unit is the derivative of both.
@@ -196,7 +203,7 @@ class _Quotient(torch.autograd.Function):
         ctx.save_for_backward(*output)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @_first_order
     def backward(ctx, grad, _):
         out, below = ctx.saved_tensors
         bound = torch.finfo(out.dtype).max**0.35
@@ -255,7 +262,7 @@ def read_turned(features: Tensor, matrix: Tensor, plain: Tensor,
         # (G, H, L, d, e); the column stays as it is
         turned = (cos * matrix.unsqueeze(2)).addcmul(
             sin, across.unsqueeze(2))
-        column = plain.unsqueeze(2).expand(-1, -1, len(cos), -1, -1)
+        column = plain.unsqueeze(2).expand(-1, -1, cos.shape[0], -1, -1)
         return features @ torch.cat([turned, column], dim=-1)
     along, across = (
         (features * t.transpose(-2, -1)).flatten(2, 3) @ part
@@ -459,7 +466,7 @@ class PolaPP(_GatedAttention):
                              'added to: regions need windows of their own')
         counts = None
         if layout.valid is not None:
-            images = len(q) // len(layout.valid)
+            images = q.shape[0] // layout.valid.shape[0]
             counts = layout.valid.sum(1).clamp(min=1).repeat(images)
         with torch.autocast(q.device.type, enabled=False):
             q, k, v, same, opposite = map(_at_least_float32,

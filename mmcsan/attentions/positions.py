@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .graphs import in_graph, open_sizes
+
 
 def _resampling(old: int, new: int, antialias: bool, dtype: torch.dtype,
                 device: torch.device) -> Tensor:
@@ -26,6 +28,34 @@ def _resampling(old: int, new: int, antialias: bool, dtype: torch.dtype,
 _kept_resampling = lru_cache(maxsize=64)(_resampling)
 
 
+def _resampling_in_graph(old: int, new: int, antialias: bool,
+                         dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same matrix by arithmetic alone, which any runtime knows.
+
+    Of an axis that keeps its size it is the identity.
+    """
+    if antialias:
+        return _resampling(old, new, antialias, dtype, device)
+    double = dict(dtype=torch.float64, device=device)
+    centres = (torch.arange(new, **double) + 0.5) * old / new - 0.5
+    first = centres.floor() - 1
+    places = torch.arange(old, **double)
+    matrix = torch.zeros(1, 1, **double)
+    for step in range(4):
+        weight = _cubic((centres - first - step).abs())[:, None]
+        # What lies outside reads the border.
+        place = (first + step).clamp(0, old - 1)[:, None]
+        matrix = matrix + weight * (place == places)
+    return matrix.to(dtype)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """The kernel of bicubic resampling, with torch's coefficient -0.75."""
+    near = (1.25 * distance - 2.25) * distance**2 + 1
+    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+    return torch.where(distance <= 1, near, far)
+
+
 def resize_positions(table: Tensor,
                      size: Tuple[int, int],
                      antialias: bool = False) -> Tensor:
@@ -42,14 +72,15 @@ def resize_positions(table: Tensor,
             Defaults to False.
 
     Returns:
-        Tensor: (1, H, W, C); ``table`` itself if it has that size.
+        Tensor: (1, H, W, C); ``table`` itself if it has that size. In a
+        graph for any size it is resampled all the same, which changes no
+        number.
     """
     old = tuple(table.shape[1:3])
-    if old == tuple(size):
+    if not open_sizes(size) and old == tuple(size):
         return table
     # What is traced is part of the graph, and nothing to keep.
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    matrix = _resampling if traced else _kept_resampling
+    matrix = _resampling_in_graph if in_graph() else _kept_resampling
     rows, cols = (
         matrix(o, n, antialias, table.dtype, table.device)
         for o, n in zip(old, size))

@@ -30,7 +30,8 @@ class Softmax(BaseAttention):
                 t.reshape(-1, bias.shape[1], *t.shape[2:]) for t in (q, k, v))
         elif layout.valid is not None:
             # (W, N) -> (B*W, 1, 1, N); True where a key may be seen
-            bias = layout.valid.repeat(len(q) // len(layout.valid), 1)
+            images = q.shape[0] // layout.valid.shape[0]
+            bias = layout.valid.repeat(images, 1)
             bias = bias[:, None, None]
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias,

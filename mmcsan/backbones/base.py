@@ -5,7 +5,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks.transformer import PatchEmbed
 from mmengine.model import BaseModule, initialize
 from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor
@@ -15,6 +17,7 @@ from mmcsan.arguments import (FLAG, INIT, LAYER_NORM, NAMED, NONE, RATE,
                               Allowed, CheckedArguments, built, integer,
                               list_of, number, per_stage, sides)
 from mmcsan.attentions import BaseAttention
+from mmcsan.attentions.graphs import in_graph, open_sizes
 from mmcsan.registry import unknown_name
 
 _FROM_CLASSIFIER = 'mmcsan.PretrainedClassifier'
@@ -143,15 +146,33 @@ def per_block(value,
     return spread
 
 
+def whole_patches(stem: PatchEmbed, x: Tensor) -> Tensor:
+    """Pad a map to whole patches where the stem itself would have to decide.
+
+    mmcv's stem pads if that is needed; in a graph for images of any size that
+    is not known.
+
+    Args:
+        stem (PatchEmbed): The stem; its patches do not overlap.
+        x (Tensor): Images, or maps, (B, C, H, W).
+
+    Returns:
+        Tensor: The same, padded below and to the right in such graphs.
+    """
+    if not open_sizes(x.shape[2:]):
+        return x
+    rows, cols = stem.projection.stride
+    return F.pad(x, (0, -x.shape[3] % cols, 0, -x.shape[2] % rows))
+
+
 def kept_plan(plans: OrderedDict, size: Tuple[int, int], rest: Tuple,
               most: int, make: Callable[[], object]) -> object:
     """How maps of one size are cut, masks included, made once.
 
     Args:
         plans (OrderedDict): What is kept.
-        size (tuple[int, int]): H and W of the map. Where they are symbols of
-            a graph that is exported, the plan is part of the graph, and
-            nothing to keep.
+        size (tuple[int, int]): H and W of the map. While a graph is made the
+            plan is part of it, and nothing to keep.
         rest (tuple): What the plan depends on besides.
         most (int): How many plans are kept; the oldest go.
         make (callable): Makes the plan.
@@ -159,7 +180,7 @@ def kept_plan(plans: OrderedDict, size: Tuple[int, int], rest: Tuple,
     Returns:
         The plan.
     """
-    if any(isinstance(side, torch.SymInt) for side in size):
+    if in_graph():
         return make()
     key = (tuple(size), *rest)
     if key not in plans:

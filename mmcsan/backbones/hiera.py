@@ -21,11 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mmcsan.arguments import FLAG, NONE, integer, list_of, number, sides
 from mmcsan.attentions import TokenLayout, build_attention, pool_siblings
+from mmcsan.attentions.graphs import ceil_div, open_sizes
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
 from .attention_config import spread_attention
 from .base import BaseBackbone, hidden_width, kept_plan, pair, resolve_arch
-from .windows import pad_map
+from .windows import crop_map, pad_map
 
 Pair = Tuple[int, int]
 
@@ -74,7 +75,7 @@ class UnitGrid:
 
     def split(self, x: Tensor) -> Tensor:
         """Map (B, H, W, C) to units (B * W, N, C), siblings N / s apart."""
-        if self.padded != self.size:
+        if self.layout.valid is not None:
             rows, cols = (p - s for p, s in zip(self.padded, self.size))
             x = pad_map(x, rows, cols)
         (height, width), (s, t) = self.layout.grid, self.stride
@@ -97,13 +98,12 @@ class UnitGrid:
 
     def crop(self, x: Tensor) -> Tensor:
         """Cut the padding off a pooled map: (B, H/s, W/t, C), rounded up."""
-        if self.padded == self.size:
+        if self.layout.valid is None:
             return x
-        rows, cols = self._pooled(self.size)
-        return x[:, :rows, :cols].contiguous()
+        return crop_map(x, self._pooled(self.size))
 
     def _pooled(self, size: Pair) -> Pair:
-        return tuple(-(-n // s) for n, s in zip(size, self.stride))
+        return tuple(map(ceil_div, size, self.stride))
 
 
 def unit_grid(size: Pair, window: Optional[Pair], stride: Pair,
@@ -122,7 +122,7 @@ def unit_grid(size: Pair, window: Optional[Pair], stride: Pair,
     """
     size = tuple(size)
     steps = stride if window is None else window
-    padded = tuple(-(-n // step) * step for n, step in zip(size, steps))
+    padded = tuple(ceil_div(n, step) * step for n, step in zip(size, steps))
     window = padded if window is None else tuple(window)
     siblings = stride[0] * stride[1]
     order = None
@@ -132,9 +132,12 @@ def unit_grid(size: Pair, window: Optional[Pair], stride: Pair,
         tokens = tokens.view(*stride, window[0] // stride[0], -1)
         order = tokens.permute(2, 0, 3, 1).flatten()
     layout = TokenLayout(window, q_pool=siblings, order=order)
-    if padded != size:
-        real = torch.zeros(1, *padded, 1, dtype=torch.bool, device=device)
-        real[:, :size[0], :size[1]] = True
+    # Steps of one place leave nothing to be padded, whatever the size.
+    may_pad = open_sizes(size) and any(step != 1 for step in steps)
+    if may_pad or padded != size:
+        rows, cols = (
+            torch.arange(p, device=device) < s for p, s in zip(padded, size))
+        real = (rows[:, None] & cols)[None, ..., None]  # (1, Hp, Wp, 1)
         whole = UnitGrid(padded, padded, tuple(stride), layout)
         layout = replace(
             layout,
@@ -530,7 +533,7 @@ class Hiera(BaseBackbone):
         # (1, C, h, w) -> (1, h, w, C)
         table = self.pos_embed.permute(0, 2, 3, 1)
         window = self.pos_embed_win.permute(0, 2, 3, 1)
-        times = [-(-n // w) for n, w in zip(size, window.shape[1:3])]
+        times = map(ceil_div, size, window.shape[1:3])
         tiled = window.repeat(1, *times, 1)[:, :size[0], :size[1]]
         return resize_positions(table, size, antialias=True) + tiled
 

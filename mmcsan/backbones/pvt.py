@@ -19,7 +19,8 @@ from mmcsan.attentions import TokenLayout, attention_class, build_attention
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
 from .attention_config import spread_attention
-from .base import BaseBackbone, hidden_width, pair, per_block, resolve_arch
+from .base import (BaseBackbone, hidden_width, pair, per_block, resolve_arch,
+                   whole_patches)
 
 
 def _arch(depths: List[int]) -> dict:
@@ -85,7 +86,7 @@ class PositionedPatchEmbed(PatchEmbed):
         Returns:
             tuple: Patches (B, h * w, C'), and (h, w), rounded up.
         """
-        x, size = super().forward(x)
+        x, size = super().forward(whole_patches(self, x))
         # (1, N, C) -> (1, h, w, C) -> (1, h', w', C) -> (1, N', C)
         table = self.pos_embed.unflatten(1, self.grid_size)
         positions = resize_positions(table, size).flatten(1, 2)

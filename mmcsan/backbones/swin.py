@@ -18,10 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from mmcsan.arguments import NONE, integer, list_of, one_of, per_stage, sides
 from mmcsan.attentions import BaseAttention, attention_class, build_attention
+from mmcsan.attentions.graphs import open_sizes
 from mmcsan.registry import MODELS
 from .attention_config import spread_attention
 from .base import (BaseBackbone, hidden_width, kept_plan, pair, per_block,
-                   resolve_arch)
+                   resolve_arch, whole_patches)
 from .windows import WindowGrid, pad_map, window_grid
 
 _HEADS = {96: [3, 6, 12, 24], 64: [2, 4, 8, 16], 128: [4, 8, 16, 32]}
@@ -74,7 +75,7 @@ class PatchMerging(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         """(B, H, W, C) to (B, ceil(H / 2), ceil(W / 2), 2C)."""
         height, width = x.shape[1:3]
-        if height % 2 or width % 2:
+        if open_sizes((height, width)) or height % 2 or width % 2:
             x = pad_map(x, height % 2, width % 2)
         x = torch.cat([
             x[:, row::2, col::2]
@@ -374,7 +375,7 @@ class SwinTransformer(BaseBackbone):
             (B, C_i, H_i, W_i); stage 0 has stride ``patch_size``, each next
             one twice the stride; sizes are rounded up.
         """
-        x, size = self.patch_embed(x)
+        x, size = self.patch_embed(whole_patches(self.patch_embed, x))
         # (B, H*W, C) -> (B, H, W, C)
         x = self.drop_after_pos(x).unflatten(1, size)
         outs = []

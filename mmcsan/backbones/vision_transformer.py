@@ -24,7 +24,8 @@ from mmcsan.attentions import TokenLayout, build_attention
 from mmcsan.attentions.positions import resize_positions
 from mmcsan.registry import MODELS
 from .attention_config import spread_attention
-from .base import BaseBackbone, hidden_width, kept_plan, pair, resolve_arch
+from .base import (BaseBackbone, hidden_width, kept_plan, pair, resolve_arch,
+                   whole_patches)
 from .windows import WindowGrid, window_grid
 
 
@@ -452,6 +453,7 @@ class VisionTransformer(BaseBackbone):
         Returns:
             tuple[Tensor, tuple[int, int]]: Tokens (B, P + h*w, C), and h, w.
         """
+        x = whole_patches(self.patch_embed, x)
         x, size = self.patch_embed(x)  # (B, h*w, C)
         split = self.pos_prefix
         # (1, h0*w0, C) -> (1, h0, w0, C) -> (1, h*w, C)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmcsan.attentions import TokenLayout
+from mmcsan.attentions.graphs import ceil_div, open_sizes
 
 SHIFT_MASK = -100.
 """What is added to logits between regions that a roll made neighbours."""
@@ -26,6 +27,52 @@ def pad_map(x: Tensor, rows: int, cols: int, front: Tuple[int, int] = (0, 0)):
         Tensor: (B, H + rows + front[0], W + cols + front[1], C).
     """
     return F.pad(x, (0, 0, front[1], cols, front[0], rows))
+
+
+def crop_map(x: Tensor, size: Tuple[int, int],
+             front: Tuple[int, int] = (0, 0)) -> Tensor:
+    """Undo :func:`pad_map`.
+
+    Args:
+        x (Tensor): (B, H, W, C).
+        size (tuple[int, int]): Rows and columns to keep.
+        front (tuple[int, int]): Rows above and columns to the left of them.
+            Defaults to (0, 0).
+
+    Returns:
+        Tensor: (B, rows, columns, C), contiguous.
+    """
+    if not open_sizes(size):
+        top, left = front
+        return x[:, top:top + size[0], left:left + size[1]].contiguous()
+    # A slice may be contiguous or not, which would tie a graph for any size
+    # to those like the first one's. A gathered copy always is.
+    for axis, (first, length) in enumerate(zip(front, size), start=1):
+        index = torch.arange(length, device=x.device) + first
+        x = x.index_select(axis, index)
+    return x
+
+
+def roll_map(x: Tensor, shift: Tuple[int, int]) -> Tensor:
+    """Shift a map (B, H, W, C) cyclically.
+
+    Args:
+        x (Tensor): The map.
+        shift (tuple[int, int]): Rows down and columns to the right.
+
+    Returns:
+        Tensor: The same shape.
+    """
+    if not open_sizes((*x.shape[1:3], *shift)):
+        return x.roll(shift, dims=(1, 2))
+    # Exporters know a roll by a fixed number alone.
+    for dim, step in zip((1, 2), shift):
+        length = x.shape[dim]
+        place = torch.arange(length, device=x.device) - step
+        place = torch.where(place < 0, place + length, place)
+        place = torch.where(place < length, place, place - length)
+        x = x.index_select(dim, place)
+    return x
 
 
 def cut_windows(x: Tensor, window: Tuple[int, int]) -> Tensor:
@@ -86,13 +133,13 @@ class WindowGrid:
 
     def split(self, x: Tensor) -> Tensor:
         """Map (B, H, W, C) to windows (B * W, N, C)."""
-        if self.padded != self.size:
+        if self.layout.valid is not None:
             rows, cols = (
                 p - s - f
                 for p, s, f in zip(self.padded, self.size, self.front))
             x = pad_map(x, rows, cols, self.front)
-        if any(self.shift):
-            x = x.roll((-self.shift[0], -self.shift[1]), dims=(1, 2))
+        if self.layout.mask is not None:
+            x = roll_map(x, (-self.shift[0], -self.shift[1]))
         return cut_windows(x, self.window)
 
     def merge(self, x: Tensor) -> Tensor:
@@ -101,12 +148,10 @@ class WindowGrid:
 
     def restore(self, x: Tensor) -> Tensor:
         """Undo shift and padding of a map (B, Hp, Wp, C): (B, H, W, C)."""
-        if any(self.shift):
-            x = x.roll(self.shift, dims=(1, 2))
-        if self.padded != self.size:
-            top, left = self.front
-            x = x[:, top:top + self.size[0],
-                  left:left + self.size[1]].contiguous()
+        if self.layout.mask is not None:
+            x = roll_map(x, self.shift)
+        if self.layout.valid is not None:
+            x = crop_map(x, self.size, self.front)
         return x
 
 
@@ -130,34 +175,56 @@ def window_grid(size: Tuple[int, int],
             would put them. Defaults to ``'mask'``.
 
     Returns:
-        WindowGrid: The plan, with its masks.
+        WindowGrid: The plan, with its masks. In a graph for any size it has
+        those that some size needs.
     """
     size = tuple(size)
-    window = size if window is None else tuple(window)
-    if any(s <= w for s, w in zip(size, window)):
-        shift = (0, 0)
-    front = (0, 0)
-    if regions == 'apart' and any(shift):
+    if window is None:
+        return WindowGrid(size, size, size, (0, 0), (0, 0), TokenLayout(size))
+    window, front = tuple(window), (0, 0)
+    any_size = open_sizes(size)
+    rolls = regions == 'mask' and any(shift)
+    if any_size:
+        shift = _open_shift(size, window, shift)
+    elif any(s <= w for s, w in zip(size, window)):
+        shift, rolls = (0, 0), False
+    if regions == 'apart':
         front = tuple((w - s) % w for w, s in zip(window, shift))
         shift = (0, 0)
     padded = tuple(
-        -(-(s + f) // w) * w for s, w, f in zip(size, window, front))
-    valid, valid_map = _valid(size, padded, window, shift, front, device)
-    mask = _shift_mask(padded, window, shift, device) if any(shift) else None
+        ceil_div(s + f, w) * w for s, w, f in zip(size, window, front))
+    valid = valid_map = mask = None
+    if any_size or padded != size:
+        valid, valid_map = _valid(size, padded, window, shift, front, device)
+    if rolls:
+        mask = _shift_mask(padded, window, shift, device)
     layout = TokenLayout(window, mask, valid, valid_map)
     return WindowGrid(size, padded, window, tuple(shift), front, layout)
 
 
+def _open_shift(size, window, shift):
+    """The shift, or none on maps that are no larger than a window, told by
+    arithmetic alone: a graph for any size cannot ask."""
+    larger = 1
+    for length, span in zip(size, window):
+        # 0 up to the window, 1 above
+        larger = larger * (1 - 1 // ((length - 1) // span + 1))
+    return tuple(s * larger for s in shift)
+
+
 def _valid(size, padded, window, shift, front,
-           device) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """Which tokens are real: (W, N) and (Hp, Wp, 1), or None if all are."""
-    if padded == size:
-        return None, None
-    real = torch.zeros(1, *padded, 1, dtype=torch.bool, device=device)
-    top, left = front
-    real[:, top:top + size[0], left:left + size[1]] = True
-    real = real.roll((-shift[0], -shift[1]), dims=(1, 2))
+           device) -> Tuple[Tensor, Tensor]:
+    """Which tokens are real: (W, N) and (Hp, Wp, 1)."""
+    rows, cols = (
+        _between(torch.arange(length, device=device), start, start + real)
+        for length, start, real in zip(padded, front, size))
+    real = (rows[:, None] & cols[None, :])[None, ..., None]
+    real = roll_map(real, (-shift[0], -shift[1]))
     return cut_windows(real, window)[..., 0], real[0]
+
+
+def _between(index: Tensor, start: int, end: int) -> Tensor:
+    return (index >= start) & (index < end)
 
 
 def _shift_mask(padded, window, shift, device) -> Tensor:

@@ -1,10 +1,17 @@
 """What runs around the models: reading checkpoints, layer-wise decay."""
+from .attention_stats import AttentionStatsHook
 from .checkpoint_io import read_checkpoints_as_data
+from .compile_backbone import CompileBackboneHook
 from .exact_resume import ExactResumeHook
+from .guards import (BadDataError, NonFiniteError, StopOnNaNHook,
+                     name_bad_data, tell_batch)
 from .layer_decay import LayerDecayOptimWrapperConstructor, find_backbones
+from .safe_checkpoints import SafeCheckpointHook, latest_checkpoint
 
 __all__ = [
-    'ExactResumeHook',
-    'LayerDecayOptimWrapperConstructor', 'find_backbones',
-    'read_checkpoints_as_data'
+    'AttentionStatsHook', 'BadDataError', 'CompileBackboneHook',
+    'ExactResumeHook', 'LayerDecayOptimWrapperConstructor', 'NonFiniteError',
+    'SafeCheckpointHook', 'StopOnNaNHook', 'find_backbones',
+    'latest_checkpoint', 'name_bad_data', 'read_checkpoints_as_data',
+    'tell_batch'
 ]

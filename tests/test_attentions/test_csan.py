@@ -68,6 +68,20 @@ def test_identity_is_plain_attention(variant, granularity, posinfo, masked,
     assert (again - grid_map).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize('dim, heads', [(48, 3), (40, 2), (100, 5),
+                                        (336, 4)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_identity_is_plain_attention_to_the_bit(dim, heads, dtype):
+    """Where the fused kernel does it, with whatever width of a head."""
+    torch.manual_seed(0)
+    plain = Softmax(dim, heads).to(dtype).eval()
+    ours = CSaN(dim, heads, init='identity').to(dtype).eval()
+    ours.load_state_dict(plain.state_dict(), strict=False)
+    x = 3 * torch.randn(2, 70, dim, dtype=dtype)
+    lay = TokenLayout((7, 10))
+    assert torch.equal(ours(x, lay), plain(x, lay))
+
+
 def test_identity_learns():
     module = csan(init='identity')
     module(tokens(), layout()).square().sum().backward()

@@ -152,6 +152,75 @@ def test_autocast(grid, windows, biased, dtype):
         assert grad.dtype == torch.float32, name
 
 
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_row_mean_of_many_large_tokens(dtype):
+    """Sums over all tokens, and logits, that 16 bits do not hold."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (
+        torch.randn(1, 1, n, 64, generator=generator).mul(3).add(18).to(dtype)
+        for n in (700, 8192))
+    k[..., ::2] *= -1  # logits of both signs
+    k[:, :, 4000:] *= -1
+    k[..., 0] = 40
+    truth = [t.double().requires_grad_() for t in (q, k)]
+    ours = [t.requires_grad_() for t in (q, k)]
+    cotangent = torch.randn(1, 1, 700, generator=generator)
+    for args, weight in ((truth, cotangent.double()), (ours, cotangent)):
+        means = row_mean(*args, 64**-.5)
+        assert means.isfinite().all()
+        (means * weight).sum().backward()
+    for mine, exact in zip(ours, truth):
+        assert mine.grad.isfinite().all()
+        error = (mine.grad.double() - exact.grad).abs().max()
+        assert error < torch.finfo(dtype).eps * exact.grad.abs().max()
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_row_mean_keeps_what_is_small(dtype):
+    """A row gradient that is nothing in 16 bits, once divided by M."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (
+        torch.randn(1, 1, 2048, 16, generator=generator).to(dtype)
+        for _ in range(2))
+    truth = [t.double().requires_grad_() for t in (q, k)]
+    ours = [t.requires_grad_() for t in (q, k)]
+    for args in (truth, ours):
+        (row_mean(*args, .25).sum() * 1e-3).backward()
+    for mine, exact in zip(ours, truth):
+        error = (mine.grad.double() - exact.grad).abs().max()
+        assert error < torch.finfo(dtype).eps * exact.grad.abs().max()
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('grid, windows, biased', CASES[1:])
+def test_autocast_is_no_worse_than_the_equations(grid, windows, biased,
+                                                 dtype):
+    kwargs = dict(grid_size=grid) if biased else {}
+    module = shake(CSaN(32, 2, **kwargs))
+    layout = layout_of(grid, windows)
+    x = torch.randn(
+        2 * max(windows, 1), grid[0] * grid[1], 32,
+        generator=torch.Generator().manual_seed(1))
+    errors, truth = [], gradients(module, x, layout)[1]
+    for fused in (False, True):
+        module.zero_grad()
+        module.fused = fused
+        with torch.autocast('cpu', dtype):
+            grads = gradients(module, x, layout)[1]
+        errors.append(sum((grads[name] - grad).norm() / grad.norm()
+                          for name, grad in truth.items()))
+    assert errors[1] < 1.5 * errors[0]
+
+
+def test_row_mean_of_float32_stays_so_under_autocast():
+    """As of normalised queries and keys: a GPU's layer norm returns it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 30, 8, generator=generator) for _ in range(2))
+    truth = row_mean(q, k, .5)
+    with torch.autocast('cpu', torch.bfloat16):
+        assert torch.equal(row_mean(q, k, .5), truth)
+
+
 def test_dropout_of_weights_is_inverted():
     torch.manual_seed(0)
     for kwargs in (dict(), dict(grid_size=(4, 4))):

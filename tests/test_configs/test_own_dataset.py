@@ -191,10 +191,10 @@ def test_semantic_segmentation_of_the_page(reader):
     assert len(scores) == 6
     assert float(scores[-1]) >= 60
     run = reader.folder / 'work_dirs' / 'my_semseg'
-    for part in ('drawn/vis_data/vis_image', 'predictions/vis',
-                 'predictions/pred'):
+    for part in ('drawn/vis_data/vis_image', 'predictions/overlays',
+                 'predictions/labels'):
         assert len(list((run / part).glob('*.png'))) == 40
-    assert set(np.unique(Image.open(run / 'predictions/pred/0000.png'))) == {
+    assert set(np.unique(Image.open(run / 'predictions/labels/0000.png'))) == {
         0, 1}
     assert list(run.glob('*/vis_data/vis_image/*.png'))
 
@@ -208,9 +208,11 @@ def test_instance_segmentation_of_the_page(reader):
     assert len(scores) == 3
     assert float(scores[-1]) >= 0.25
     run = reader.folder / 'work_dirs' / 'my_coco'
-    assert (run / 'predictions' / 'vis' / '0000.png').is_file()
-    found = json.loads((run / 'predictions/pred/0000.json').read_text())
-    assert max(found['scores']) > 0.5 and found['masks'][0]['counts']
+    assert (run / 'predictions' / 'overlays' / '0000.png').is_file()
+    found = json.loads((run / 'predictions/json/0000.json').read_text())
+    objects = found['objects']
+    assert max(o['score'] for o in objects) > 0.5
+    assert objects[0]['mask']['counts']
 
 
 def test_other_layouts_of_the_page(reader):

@@ -368,8 +368,8 @@ def test_colours_differ(number):
 
 
 def test_tools_of_the_page_have_help(monkeypatch, capsys):
-    for name in ('check', 'voc2coco', 'masks2coco', 'recode_masks', 'split',
-                 'predict'):
+    for name in ('check', 'voc2coco', 'masks2coco', 'recode_masks',
+                 'split'):
         with pytest.raises(SystemExit) as end:
             call(monkeypatch, name, '--help')
         assert end.value.code == 0
