@@ -49,7 +49,9 @@ def test_equal_bit_for_bit(scope, tmp_path, monkeypatch,
         monkeypatch.setattr(sys, 'argv', [
             'train', str(config), '--work-dir', str(tmp_path / name),
             '--cfg-options', f'randomness.seed={seed}',
-            f'experiment_name={scope}_{name}', 'randomness.deterministic=True'])
+            f'experiment_name={scope}_{name}',
+            'randomness.deterministic=True'
+        ])
         tool.main()
         found.append(torch.load(
             tmp_path / name / f'iter_{ITERATIONS}.pth',
