@@ -1,4 +1,4 @@
-"""What runs around the models: reading checkpoints, layer-wise decay."""
+"""What runs around the models: checkpoints, guards, hooks, layer decay."""
 from .attention_stats import AttentionStatsHook
 from .checkpoint_io import read_checkpoints_as_data
 from .compile_backbone import CompileBackboneHook
